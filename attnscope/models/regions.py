@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from attnscope.attention import Attention, Kind
+from attnscope.attention import Attention, Kind, Section
 from attnscope.axes import Array
 from attnscope.capture import Record, recording
 from attnscope.capture.rows.scores import Part, PlacedRows
@@ -381,10 +381,13 @@ class Sketches:
 
     def __init__(self) -> None:
         self.found: dict[int, Tensor] = {}  # [picture, position, number] by length
+        self.parts: dict[int, Sequence[Section]] = {}  # of axes that patches and learned positions share
 
     def observe(self, attention: Attention) -> None:
         """Sketch what one call received, or the mean weights where that is not known."""
         sizes = len(attention.queries), len(attention.keys)
+        if any(part.grid for part in attention.sections):
+            self.parts[sizes[1]] = attention.sections
         if max(sizes) > MOST_PLACED or {*sizes} <= self.found.keys():
             return
         for size, side in zip(sizes, _sides(attention), strict=True):
@@ -435,8 +438,11 @@ def find_grids(
     """
     run(pixels, before := Sketches())
     grids: dict[int, PatchGrid | None] = {length: None for length in before.found if length in own_lengths}
-    if len(grids) == len(before.found):
-        return grids, []
+    parts = [part for length in before.parts.keys() - grids.keys() for part in before.parts[length]]
+    patches = {part.length: PatchGrid(*part.grid, 0) for part in parts if part.grid}
+    known = grids.keys() | patches.keys() | before.parts.keys()
+    if before.found.keys() <= known:
+        return grids | patches, []
     unplaced = []
     high, wide = pixels.shape[-2:]
     changed, half = pixels.repeat(len(SPOTS), 1, 1, 1), (max(1, high // 28), max(1, wide // 28))
@@ -447,7 +453,7 @@ def find_grids(
     run(changed, after := Sketches())
     for length, sketch in before.found.items():
         moved = after.found.get(length)
-        if length in own_lengths or moved is None or (len(sketch), len(moved)) != (1, len(SPOTS)):
+        if length in known or moved is None or (len(sketch), len(moved)) != (1, len(SPOTS)):
             continue  # windows, whose positions lie elsewhere in each
         changes = moved - sketch  # [spot, position, number]
         changes = (changes - changes.mean(1, keepdim=True)).square().sum(-1)  # all rows see the changed keys
@@ -456,7 +462,7 @@ def find_grids(
             grids[length] = PatchGrid(best[1], length // best[1], best[2])
         elif length >= LEAST_UNPLACED:
             unplaced.append(length)
-    return grids, unplaced
+    return grids | patches, unplaced
 
 
 def _agreement(changes: Tensor, shape: float) -> tuple[float, int]:

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import transformers
+from transformers.models.rf_detr import modeling_rf_detr as rf_detr
+from transformers.models.unlimited_ocr import modeling_unlimited_ocr as unlimited_ocr
 
 from attnscope.attention import Head, Token
 from attnscope.axes import PICTURE_ID, SOUND_ID
 from attnscope.capture import recording
 from attnscope.errors import InputError, SelectionError
 from attnscope.models import load
+from attnscope.models.huggingface.model import HuggingFaceModel
 from attnscope.models.inputs import ModelInput, Picture
 from attnscope.models.trace_model import TracedModel
 from attnscope.models.trace_recording import record_trace
@@ -170,6 +174,59 @@ def test_every_layer_of_pooled_mask_units_lies_on_the_image(shown):
         overlay = one_token(model, prepared, Selection(Head(f"L{layer}H0"), token=token)).overlays[0]
         assert overlay.looks_at.shape == grids[fine]
         assert overlay.patch == ((rows - 1, columns - 2) if fine == coarse else None)
+
+
+def square(module, side):
+    """A part of a model that no folder holds alone, with what reads square pictures for it."""
+    processor = transformers.ViTImageProcessor(size={"height": side, "width": side})
+    return HuggingFaceModel("it", module.eval(), None, (), None, lambda what: processor, None)
+
+
+def key_labels(model, prepared, head):
+    return [place.label for place in one_head(model, prepared, head).heatmap.weights.keys]
+
+
+def test_class_tokens_of_windows_are_special_before_all_patches(picture):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "out_indices": [2]}
+    windows = {"num_windows": 2, "window_block_indexes": [0], "image_size": 32, "patch_size": 4}
+    model = square(rf_detr.RfDetrDinov2Backbone(transformers.RfDetrDinov2Config(**sizes, **windows)), 32)
+    prepared = model.prepare_image(picture)
+    special = [f"[special {window}]" for window in range(4)]
+    patches = [f"{row},{column}" for row in range(8) for column in range(8)]
+    assert key_labels(model, prepared, "L0H0") == key_labels(model, prepared, "L1H1") == [*special, *patches]
+    (overlay,) = one_token(model, prepared, Selection(Head("L0H0"), token="6,5")).overlays
+    assert overlay.patch == (6, 5)
+    seen = np.zeros((8, 8), bool)
+    seen[4:, 4:] = True  # its window
+    assert np.array_equal(overlay.looks_at > 0, seen)
+
+
+def test_learned_positions_beside_merged_patches_are_special(picture):
+    """The oracle: a changed corner of the picture changes most what the layers receive at the corner."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    merged = {"output_channels": 16, "downsample_channels": [16, 32], "global_attn_indexes": []}
+    tower = {**sizes, **merged, "image_size": 256, "window_size": 4, "mlp_dim": 32}
+    config = transformers.UnlimitedOcrVisionConfig(
+        sam_config=tower, encoder_config=sizes | {"intermediate_size": 32}
+    )
+    model, given = square(unlimited_ocr.UnlimitedOcrVisionModel(config), 256), list[torch.Tensor]()
+    for parameter in model.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    prepared = model.prepare_image(picture)
+    labels = key_labels(model, prepared, "L1H0")
+    assert labels == ["[special]", *(f"{row},{column}" for row in range(4) for column in range(4))]
+    layer = model.module.vision_encoder.encoder.layers[0]
+    layer.register_forward_pre_hook(lambda layer, states: given.append(states[0][0]))
+    pixels = prepared.inputs["pixel_values"]
+    for corner in ("0,0", "0,3", "3,0", "3,3"):
+        row, column = (64 * int(at) for at in corner.split(","))
+        changed = pixels.clone()
+        changed[..., row : row + 64, column : column + 64] += 2.0
+        with torch.inference_mode():
+            model.module(pixels), model.module(changed)
+        assert labels[int((given.pop() - given.pop()).norm(dim=-1).argmax())] == corner
 
 
 @pytest.mark.parametrize("name", ["pvt", "pvt_v2"])

@@ -18,7 +18,15 @@ from torch import Tensor
 from attnscope.capture.hooks.functions import quietly
 from attnscope.capture.hooks.modules import Call
 from attnscope.capture.lineage.follow import Lineage
-from attnscope.capture.lineage.nodes import ROOT_OFFSET, CallOrigin, Moved, Origin, Root, is_constant
+from attnscope.capture.lineage.nodes import (
+    ROOT_OFFSET,
+    CallOrigin,
+    Moved,
+    Origin,
+    Root,
+    beside_learned,
+    is_constant,
+)
 from attnscope.capture.placing.kinds import heads_of
 from attnscope.capture.record import is_within
 from attnscope.capture.rows.capture import ROUNDING, CapturedCall, Trail, Weighing, is_mapped
@@ -130,6 +138,7 @@ class Piece:
     query: Tensor  # [batch, head, query]: position
     key: Tensor  # [batch, head, query or 1, key]: position
     texts: int
+    roots: Sequence[Root]  # of its queries
     usual: bool  # whether it is [text, head, position, position], in order
     complete: bool  # whether, besides, all positions have queries, from all outputs of their projection
 
@@ -151,6 +160,7 @@ class Places:
 
     def __post_init__(self) -> None:
         self.roots = list(dict.fromkeys(root for side in self.origin.sides for root in side.roots))
+        self._number_copies()
         texts, self.query_positions = split(self.query, self.roots)  # [batch, head, query]
         self.texts = torch.where(
             texts < 0, texts.amax(-1, keepdim=True), texts
@@ -158,6 +168,32 @@ class Places:
         self.key_positions = split(self.key, self.roots)[1]  # [batch, head, query or 1, key]
         self.rows, self.slots = self.query_positions[0, 0], self.key_positions[0, 0, 0]
         self.heads = self.channel[0, :, 0]
+
+    def _number_copies(self) -> None:
+        """Learned states that stand in each of several windows get positions of their own, side by side."""
+        (root, *others), query = self.roots, self.query[:, 0]  # [batch, query]
+        count = query.numel() // root.texts
+        if others or count <= root.length or not root.before + root.behind or not bool((query > 0).all()):
+            return
+        if not (is_constant(self.query, 1) and torch.equal(self.query, self.key[:, :, 0])):
+            return
+        texts, places = root.split(query)
+        before, behind = places < root.before, places >= root.length - root.behind
+        learned = before | behind
+        windows = texts.masked_fill(learned, root.texts).amin(-1, keepdim=True)  # the texts of these
+        texts = torch.where(learned, windows, texts)
+        codes, own = (texts * root.length + places).flatten(), int((~learned).sum())
+        if len(torch.unique(codes[~learned.flatten()])) < own:
+            return
+        if torch.bincount(texts.flatten().long()).tolist() != [count] * root.texts:
+            return
+        labels = torch.empty_like(codes)
+        labels[codes.argsort(stable=True)] = torch.arange(len(codes)).to(codes) + root.number * ROOT_OFFSET
+        self.query = labels.view(len(query), 1, -1).expand_as(self.query)
+        self.key = self.query[:, :, None]
+        shape, copies = torch.Size((root.texts, count, 1)), int(learned[texts == 0].sum())
+        ahead = int(before[texts == 0].sum())
+        self.roots = [Root(root.number, shape, -1, root.device, ahead, copies - ahead, root.grid)]
 
     @property
     def lack_projection(self) -> bool:
@@ -280,7 +316,7 @@ def _place_in_texts(capture: CapturedCall, places: Places, texts: Sequence[int])
         return JOINED if any(len(root.shape) > 3 and root.length > 1 for root in roots) else None
     usual = places.are_usual(count)
     rows = places.texts, places.channel, places.query_positions, places.key_positions
-    piece = Piece(capture, *rows, count, usual, usual and places.are_complete(roots))
+    piece = Piece(capture, *rows, count, roots, usual, usual and places.are_complete(roots))
     return piece if usual or not has_duplicate_queries([piece]) else None
 
 
@@ -423,7 +459,7 @@ def _number_rows(piece: Piece) -> CapturedCall:
 
 def _join(pieces: Sequence[Piece], rows: Tensor, keys: Tensor) -> CapturedCall:
     """One attention from several calls: its texts, heads and positions in order."""
-    first, texts = pieces[0].capture, max(piece.texts for piece in pieces)
+    first, root, texts = pieces[0].capture, pieces[0].roots[0], max(piece.texts for piece in pieces)
     heads = torch.unique(torch.cat([piece.head[piece.query >= 0] for piece in pieces]))
     separate = not bool(torch.isin(rows // ROOT_OFFSET, keys // ROOT_OFFSET).any())
     if not separate:
@@ -447,6 +483,7 @@ def _join(pieces: Sequence[Piece], rows: Tensor, keys: Tensor) -> CapturedCall:
         keys=range(len(keys)),
         read=PlacedRows(tuple(parts), texts, len(heads), len(keys)),
         is_cross=None if separate else False,
+        sections=beside_learned(root, len(keys)) if root.before or root.behind else first.sections,
         separate_axes=separate,
         offset=None if separate else offset,
         statistics=None,

@@ -176,6 +176,41 @@ def test_pooled_mask_units_are_placed_in_the_image():
         assert np.ptp(weights, -1).max() > 0.1
 
 
+def rf_detr():
+    """Windows of 4 × 4 patches, each with a copy of the class token, and a layer over all of them."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_ratio": 2}
+    windows = {"num_windows": 2, "window_block_indexes": [0, 1], "image_size": 32, "patch_size": 4}
+    config = hf.RfDetrDinov2Config(**sizes, **windows, out_indices=[3], attn_implementation="eager")
+    model = hf.models.rf_detr.modeling_rf_detr.RfDetrDinov2Backbone(config).eval()
+    for parameter in model.parameters():
+        parameter.data *= 4.0
+    return model
+
+
+@torch.inference_mode()
+def test_windows_with_a_class_token_each_are_placed_in_the_image():
+    torch.manual_seed(0)
+    model, pixels = rf_detr(), torch.randn(2, 3, 32, 32)
+    record, maps, _ = observe(model, pixels)
+    own = model(pixels, output_attentions=True).attentions
+    side = np.arange(4)
+    places = np.zeros((4, 17), int)  # of each window's tokens: class tokens first, then 8 × 8 patches
+    for window, (down, across) in enumerate(np.ndindex(2, 2)):
+        patches = (4 * down + side)[:, None] * 8 + 4 * across + side
+        places[window] = np.concatenate([[window], 4 + patches.ravel()])
+    for kept, weights in zip(maps, own, strict=True):
+        whole = np.zeros((2, 2, 68, 68), np.float32)
+        if len(weights) == 8:  # [text·window, head, query, key]
+            for text, window in np.ndindex(2, 4):
+                at = places[window]
+                whole[text, :, at[:, None], at] = weights[4 * text + window].numpy().transpose(1, 2, 0)
+        else:
+            whole[:, :, places.reshape(-1, 1), places.ravel()] = weights
+        np.testing.assert_allclose(kept.weights, whole, atol=1e-6)
+        assert np.ptp(whole, -1).max() > 0.1
+    assert not any("parts" in note for note in record.notes)
+
+
 def test_channel_attention_is_named_in_every_layer():
     sizes = {"embed_dim": [12, 24], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 2]}
     steps = {"patch_size": [4, 2], "patch_stride": [2, 2], "patch_padding": [1, 0]}

@@ -207,10 +207,11 @@ def classify(own: Tensor, config: Any, maps: list[CapturedMap], taken: set[int])
     for number in free:
         if same_rows(own, maps[number].weights, CLOSE):
             return "the windows, blocks or chosen queries by themselves", number
-        if same_rows_reordered(own, maps[number].weights, CLOSE):
-            return "the rows in the order in which they were chosen", number
         if same_tokens_reordered(own, maps[number].weights, CLOSE):
             return "the patches in another order", number
+    for number in free:
+        if same_rows_reordered(own, maps[number].weights, CLOSE):
+            return "the rows in the order in which they were chosen", number
     return "unlike", None
 
 

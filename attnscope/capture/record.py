@@ -313,5 +313,6 @@ class Replay:
             for done, attention in enumerate(self.attentions, 1):
                 for observer in observers:
                     observer.observe(attention)
-                report("layer", done, len(self.attentions))
+                if not arrays:  # those are short, and read within a moment
+                    report("layer", done, len(self.attentions))
         return self.record

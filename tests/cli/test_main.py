@@ -15,9 +15,12 @@ from attnscope.cli.commands import find_command
 from attnscope.cli.messages import spinner
 from attnscope.measures import MEASURES
 from attnscope.models import load
+from attnscope.models.trace_model import attach_trace
+from attnscope.models.trace_recording import record_pass
 from attnscope.progress import listening, report
+from attnscope.questions.head import one_head
 from attnscope.questions.selection import Selection
-from attnscope.questions.stats import measure_heads
+from attnscope.questions.stats import measure_heads, overview
 from tests.models.folders import gpt2
 
 TEXT = "The cat sat on the mat because it was tired."
@@ -245,6 +248,16 @@ def test_progress_reports_layers_tokens_and_passes():
     assert [told for told in heard if told[0] == "token"] == [("token", done, 5) for done in (1, 2, 3, 4, 5)]
     done, of = zip(*(told[1:] for told in heard if told[0] == "pass"), strict=True)
     assert list(done) == list(range(1, of[-1] + 1))
+
+
+def test_progress_of_a_first_look_fills_once():
+    heard, model = [], load("own")
+    prepared = model.prepare(TEXT)
+    with listening(lambda *what: heard.append(what)):
+        recorded = attach_trace(prepared, record_pass(model, prepared))
+        one_head(model, recorded, "L2H1")
+        overview(model, recorded, Selection())
+    assert heard == [("layer", done, 4) for done in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("columns", [40, 80, 160])

@@ -66,12 +66,12 @@ def layout_of(view: Grid, surface: Surface, chosen: bool = False) -> GridLayout:
         return in_bands(view, surface, width, half_lines(view, width), 1)
     shapes = (_fill_screen(view, surface, bands) for bands in range(1, 1 + view.heads // 4))
     whole = _fill_screen(view, surface, 1)
-    return next((shape for shape in shapes if is_clear(view, shape, surface)), whole)
+    return next((shape for shape in shapes if is_clear(view, shape)), whole)
 
 
-def is_clear(view: Grid, shape: GridLayout, surface: Surface) -> bool:
+def is_clear(view: Grid, shape: GridLayout) -> bool:
     """Whether its thumbnails are pictures."""
-    return view.is_clear(shape.height * (1 if surface.colour else 2), shape.width)
+    return view.is_clear(shape.height, shape.width)
 
 
 def _fill_screen(view: Grid, surface: Surface, bands: int) -> GridLayout:
@@ -101,8 +101,10 @@ def in_bands(
     beside = max(1, -(-view.heads // max(bands, 1)))
     if surface.colour:
         return GridLayout(width, height, gap, min(air, 2 - height % 2), beside, tight)
-    lines = max((height + 1) // 2, min(height, 2))  # a row takes one line or several, but all the same number
-    lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0
+    lines = max((height + 1) // 2, min(height, 2))
+    if surface.height is None and lines < CLEAR_CELLS:  # a pipe has as many lines as it takes
+        lines = height
+    lines -= lines % max(view.size[0], 1) if lines > view.size[0] else 0  # each row has as many
     return GridLayout(width, lines, gap, 1, beside, tight)
 
 
@@ -128,7 +130,7 @@ def half_lines(view: Grid, width: int) -> int:
 def grid_lines(view: Grid, surface: Surface, chosen: Chosen = None) -> Iterator[Line]:
     """The whole picture, line by line; the ``chosen`` (layer, head) gets brackets and reversed names."""
     shape = layout_of(view, surface, chosen is not None)
-    if view.roles is not None and chosen is None and not is_clear(view, shape, surface):
+    if view.roles is not None and chosen is None and not is_clear(view, shape):
         yield from role_lines(view.roles, surface, _remedy(view, surface))
         return
     small, count = view.fit(shape.height, shape.width), 0
@@ -235,7 +237,7 @@ def _remedy(view: Grid, surface: Surface) -> str:
     """How to see maps: of as many layers as have room, or over several screens."""
     for count in (16, 8, 4, 2, 1):
         part = replace(view, layers=view.layers[:count], whole=False)
-        if count < len(view.layers) and is_clear(view, layout_of(part, surface), surface):
+        if count < len(view.layers) and is_clear(view, layout_of(part, surface)):
             layers = "-".join(dict.fromkeys(str(part.layers[at].layer) for at in (0, -1)))
             return f"maps: --head NAME, --layer {layers}, or --large"
     return "maps: --head NAME, or --large"

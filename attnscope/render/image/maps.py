@@ -35,10 +35,7 @@ def heatmap_figure(view: Heatmap, style: Style) -> Figure:
     right, bar_above, upright = paper.bar_room(style, view.bar, ticks[-1][1], estimate)
     if style.width:
         free = style.width - right - NAME_ROOM
-        cell = max(free - paper.label_room(queries, cell, NORMAL), 1.0) / columns
-        if style.narrow:  # labels shrink with the cells
-            left = paper.label_room(queries, cell if view.bands is None else max(cell, LEAST_ROW))
-            cell = max(free - left, 1.0) / columns
+        cell = paper.fit_cell(queries, free, columns, 0.0 if view.bands is None else LEAST_ROW)
     tall = cell if view.bands is None else max(cell, LEAST_ROW)
     strip = 0.0 if view.bands is None else paper.STRIP_HEIGHT + paper.STRIP_GAP
     below = 0.1 if view.column_losses is None else LOSS_HEIGHT + 0.16

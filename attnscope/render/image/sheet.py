@@ -361,7 +361,8 @@ def frame(axes: Axes, sides: Sequence[str] = SIDES, colour: str = "#888888") -> 
 ROW, LABEL_COLUMN = "row", "column"  # the group ids of labels, in an SVG and in a figure's texts
 PAD = 2.5  # points between a label and the map
 MOST_LABEL_COLUMNS = 18
-LABEL_PITCH = 7.4  # least points from label to label, below which letters touch
+LABEL_PITCH = 7.4  # least points from label to label at the size of small texts, before letters touch
+TIGHT_PITCH = 5.7  # and of the smallest labels, of five points, which each place has if it then has one
 
 
 def note_labels(figure: Figure, axis: Sequence[Place]) -> list[str]:
@@ -370,10 +371,13 @@ def note_labels(figure: Figure, axis: Sequence[Place]) -> list[str]:
     shown = sum(text.get_gid() == LABEL_COLUMN for text in axes.texts)
     if shown in (0, len(axis)) or all(place.heard for place in axis):
         return []
-    needed = wide * (1 - axes.get_position().width) + len(axis) * LABEL_PITCH * POINT + LABEL_AIR
-    return [f"{shown} of {len(axis)} labels fit: all do with --size {needed:.1f}, or a shorter text"]
+    needed = wide * (1 - axes.get_position().width) + len(axis) * TIGHT_PITCH * POINT + LABEL_AIR
+    words = len({place.word or place.start for place in axis})
+    merged = f"; --words merges them into {words} words" * (words < len(axis))
+    return [f"{shown} of {len(axis)} labels fit: all do with --size {needed:.1f}, or a shorter text{merged}"]
 
 
+SIZE_STEP = 0.25  # points from one size of labels to the next that is tried
 LABEL_AIR = 0.5  # inches by which the margins of a wider sheet may be larger
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 """Seconds between labelled moments."""
@@ -382,8 +386,8 @@ SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 def labels(axis: Sequence[Place], cell: float) -> tuple[list[int], list[str], float]:
     """Which places to label, with what, and at which font size; ``cell`` is in inches."""
     pitch = cell / POINT
-    every = max(math.ceil(LABEL_PITCH / pitch), 1)
-    size = min(max(pitch * every * 0.8, SMALL), NORMAL)
+    every = 1 if pitch >= TIGHT_PITCH else math.ceil(LABEL_PITCH / pitch)
+    size = min(max(pitch * every * 0.8, min(pitch * every / LABEL_PITCH, 1) * SMALL), NORMAL)
     if every > 1 and axis and all(place.heard for place in axis):
         return *_round_seconds(axis, pitch), size
 
@@ -427,6 +431,19 @@ def label_room(axis: Sequence[Place], cell: float, size: float | None = None) ->
     """Inches for the labels of an axis; ``cell`` is in inches, the font size the one of ``labels``."""
     _, texts, fitted = labels(axis, cell)
     return room(texts, size or fitted)
+
+
+def fit_cell(rows: Sequence[Place], free: float, columns: int, least: float = 0.0) -> float:
+    """Inches of a cell in ``free`` inches beside the labels of its rows, which shrink with the cells.
+
+    A row has at least the ``least`` inches.
+    """
+    cell = free / columns
+    for size in np.arange(SMALL * TIGHT_PITCH / LABEL_PITCH, NORMAL, SIZE_STEP):
+        cell = max(free - label_room(rows, max(cell, least), size), 1.0) / columns
+        if labels(rows, max(cell, least))[2] <= size + SIZE_STEP:
+            break
+    return float(cell)
 
 
 def put(

@@ -145,6 +145,23 @@ def test_picture_title_and_caption_options_apply() -> None:
     assert apply_title_options(titled, PrintedOptions(size=6)) == titled
 
 
+@pytest.mark.parametrize("width", [3.25, 3.3, 5, 7])
+def test_a_sentence_in_a_column_of_a_paper_has_every_label(width: float) -> None:
+    sentence = "The old man walked slowly to the sea and the young man walked quickly to the small house"
+    words = sentence.split()
+    axis = tokens("[CLS]", *words, *words[:4], ".", "[SEP]")
+    with drawing(heatmap(weights(np.eye(25), axis, axis)), width=width) as (figure, warned):
+        seen = [text for text in figure.axes[0].texts if text.get_gid() in ("row", "column")]
+    assert (len(seen), warned) == (50, [])
+    assert all(5 <= text.get_fontsize() <= 9 for text in seen)
+
+
+def test_labels_that_do_not_fit_name_words_if_they_join_pieces() -> None:
+    axis = tuple(replace(each, word=at // 2) for at, each in enumerate(tokens(*["piece"] * 40)))
+    with drawing(heatmap(weights(np.eye(40), axis, axis)), width=3.3) as (_, warned):
+        assert warned[0].endswith("or a shorter text; --words merges them into 20 words")
+
+
 def test_columns_without_a_label_are_counted_and_the_named_width_has_all():
     head = heatmap(random_head(35))
     with drawing(head, width=3.3) as (_, warned):

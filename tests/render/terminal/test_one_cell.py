@@ -94,6 +94,14 @@ def test_thumbnails_give_way_to_letters_below_six_cells() -> None:
         assert len(lines) < 24
 
 
+def test_thumbnails_without_colour_are_clear_or_letters() -> None:
+    """A pipe has a line for each of seven rows; a screen has four, which are no picture."""
+    stack = bare(np.stack([random_head(13).values] * 8))
+    view = grid([(layer, stack) for layer in range(4)], title="a model", roles=roles_of(["P" * 8] * 4))
+    assert "13 × 13 tokens shown as 7 × 7" in " ".join(printed(view).split())
+    assert "P previous" in " ".join(printed(view, height=24).split())
+
+
 def test_picture_has_six_rows_and_columns_or_those_of_its_text() -> None:
     long, short = (grid([(0, bare(np.eye(count)[None]))], roles=roles_of(["p"])) for count in (13, 3))
     assert [long.is_clear(*size) for size in ((6, 6), (5, 9), (9, 5))] == [True, False, False]

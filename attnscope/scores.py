@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from attnscope.attention import Head, Site
@@ -130,3 +130,13 @@ class HeadScores:
     def name(self) -> str:
         """The head as users write it, ``L5H3``."""
         return self.address.name
+
+
+def note_empty(heads: Sequence[HeadScores], names: Iterable[str]) -> Iterator[str]:
+    """Why columns of a table are empty: measures that no head has a score of."""
+    absent = {name: why for head in heads for name, why in head.absent.items()}
+    empty = [name for name in names if not any(head.score(name) for head in heads)]
+    reasons = {name: absent[name].removeprefix(name) for name in empty}
+    for why in dict.fromkeys(reasons.values()):
+        columns = ", ".join(name for name in empty if reasons[name] == why)
+        yield f"empty columns: {columns}; each{why}"

@@ -163,18 +163,23 @@ def stats_answer(
 
 
 def score_rows(result: Stats, names: Sequence[str]) -> Iterator[list[object]]:
-    """The header, then one row per head: each score, its baseline, and over a corpus its error."""
+    """The header, then one row per head: each score, its baseline, and over a corpus its error.
+
+    ``name`` is what ``--head`` takes, with the kind where there are several.
+    """
+    several = len({head.site.kind for head in result.heads}) > 1
     errors = any(score.error is not None for head in result.heads for score in head.scores.values())
     parts = ("value", "baseline", "error") if errors else ("value", "baseline")
     columns = [(name, part) for name in names for part in parts]
     predictions = [name for name in PREDICTIONS if any(head.score(name) for head in result.heads)]
     columns += [(name, part) for name in predictions for part in ("value", "error")]
     named = [name if part == "value" else f"{name}_{part}" for name, part in columns]
-    yield ["kind", "layer", "head", "role", "score", "role_baseline", *named]
+    yield ["name", "kind", "layer", "head", "role", "score", "role_baseline", *named]
     for head in result.heads:
         role = [None] * 3 if head.role is None else [head.role.name, head.role.score, head.role.baseline]
         scores = [getattr(head.score(name), part, None) for name, part in columns]
-        yield [head.site.kind, head.site.layer, head.head, *role, *scores]
+        address = str(head.address) if several else head.name
+        yield [address, head.site.kind, head.site.layer, head.head, *role, *scores]
 
 
 def measure_maps(result: Stats, name: str) -> Mapping[str, HeadMap]:

@@ -1,5 +1,6 @@
 """``stats`` and ``check``, of a text and of a corpus: sorting, filtering, weighting, and claims."""
 
+import csv
 import itertools
 import json
 import re
@@ -25,6 +26,19 @@ TEXTS = [TEXT, "It slept.", "The dog barked at the cat on the mat."]
 
 def heads(run, *arguments):
     return run.json("stats", TEXT, "-m", minilm(), *arguments)["heads"]
+
+
+def test_csv_names_heads_as_options_take_them_and_explains_empty_columns(run):
+    rows, ran = run.csv("stats", TEXT), run("stats", "The cat sat.", "-m", "own-causal", "--csv")
+    assert [each["name"] for each in rows] == [f"L{each['layer']}H{each['head']}" for each in rows]
+    (shown,) = run.json("stats", TEXT, "--head", rows[3]["name"])["heads"]
+    assert f"{shown['scores']['entropy']['value']:.6f}" == f"{float(rows[3]['entropy']):.6f}"
+    names, *cells = csv.reader(ran.out.splitlines())
+    empty = [name for name, *column in zip(names, *cells, strict=True) if not any(column)]
+    named = [name for name in empty if not name.endswith("_baseline")]
+    assert sorted(named) == ["duplicate", "induction", "segment"]
+    assert f"empty columns: {', '.join(named)}; each is averaged over rows that" in " ".join(ran.err.split())
+    assert "empty" not in run("stats", "The cat sat.", "-m", "own-causal").err
 
 
 def test_latex_table_has_the_printed_cells(run):

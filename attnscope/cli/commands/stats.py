@@ -22,11 +22,13 @@ from attnscope.cli.command import (
 )
 from attnscope.cli.corpus import CorpusOptions, check_texts, each_text, measure_corpus, text_reader
 from attnscope.cli.deliver import PLAIN, deliver, describe_answer, print_answer, save
+from attnscope.cli.messages import notify
 from attnscope.cli.source import (
     PassSource,
     load_model,
     read_source,
 )
+from attnscope.scores import note_empty
 from attnscope.text import LARGEST_COUNT
 
 if TYPE_CHECKING:
@@ -167,6 +169,9 @@ def stats(
         maps = measure_maps(result, output.head_map)
         answer = replace(answer, views=tuple(maps.values()), pictures=maps)
     deliver("stats", answer, output, picture, model.metadata, result.read)
+    if output.as_csv or output.suffix == options.PARQUET:
+        for sentence in note_empty(result.heads, names):
+            notify(sentence)
 
 
 def _refuse_conflicts(output: StatsOutput) -> None:

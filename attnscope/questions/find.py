@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import chain
 from math import isnan
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from attnscope.capture.record import SiteRecord
 from attnscope.errors import SelectionError
 from attnscope.fused.fused_pass import FusedPass
 from attnscope.fused.request import Request, Statistics
+from attnscope.measures import HeadScores
 from attnscope.models import Model, ModelInput
 from attnscope.questions import sentences
 from attnscope.questions.answer import Answer
@@ -28,10 +29,7 @@ from attnscope.questions.selection import Selection
 from attnscope.records import ADDRESS, Meaning, Notes, record
 from attnscope.registry import nearest_name
 from attnscope.text import number_ranges
-from attnscope.views import Column, HeadMap, Table, View, maps_by_kind, number
-
-if TYPE_CHECKING:
-    from attnscope.questions.stats import Stats
+from attnscope.views import Column, HeadMap, Heatmap, Table, View, maps_by_kind, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +85,13 @@ class ResolvedQuestion:
         at = torch.tensor(rows)
         gaps = torch.arange(len(self.wanted)) - at[:, None]
         return self.rule.keys(self.cells._replace(gaps=gaps, rows=self.cells.rows[:, at]))[0]
+
+    @property
+    def table(self) -> Tensor:
+        """The cells that it is about, bool.  [query, key]"""
+        rows, table = list(self.rows), torch.zeros(*map(len, self.axes), dtype=torch.bool)
+        table[rows] = self.keys(rows)
+        return table
 
 
 def _words(keys: Axis, parts: Sequence[Group]) -> Tensor:
@@ -293,7 +298,7 @@ def find_heads(
     answer has no heads, and a note says why. Raises ``SelectionError`` if no question has an answer.
     """
     selection = selection or Selection()
-    observers, fused = [_Asked(question) for question in questions], None
+    observers, fused = [QuestionObserver(question) for question in questions], None
     if asks_all_rows(questions) and model.weighting == "raw":
         steps = Request(
             at={str(each.step): partial(torch.add, each.step) for each in questions}, heavier=True
@@ -315,7 +320,9 @@ def find_heads(
     return FindResult(tuple(answers), title, (*model.notes, *prepared.notes, *record.notes))
 
 
-def corpus_heads(stats: Stats, questions: Sequence[Question]) -> FindResult:
+def corpus_heads(
+    measured: Sequence[HeadScores], questions: Sequence[Question], title: str, notes: Sequence[str]
+) -> FindResult:
     """The answers over a corpus, from the measures ``find(...)``: means over tokens, without a rank.
 
     Raises ``SelectionError`` if no question has an answer.
@@ -325,16 +332,16 @@ def corpus_heads(stats: Stats, questions: Sequence[Question]) -> FindResult:
         name = f"find({question})"
         heads = [
             HeadScore(each.address, score.value, score.baseline, None, score.rows)
-            for each in stats.heads
+            for each in measured
             for score in (each.scores.get(name),)
             if score is not None
         ]
         heads.sort(key=lambda each: each.place)
-        absent = dict.fromkeys(each.absent[name] for each in stats.heads if name in each.absent)
+        absent = dict.fromkeys(each.absent[name] for each in measured if name in each.absent)
         answers.append(QuestionResult(question, tuple(heads), tuple(absent)))
     if not any(answer.heads for answer in answers):
         raise SelectionError("; ".join(note for answer in answers for note in answer.notes))
-    return FindResult(tuple(answers), stats.title, stats.notes)
+    return FindResult(tuple(answers), title, tuple(notes))
 
 
 def asks_all_rows(questions: Sequence[Question]) -> bool:
@@ -345,8 +352,8 @@ def asks_all_rows(questions: Sequence[Question]) -> bool:
 
 
 @dataclass(eq=False)
-class _Asked(RowObserver):
-    """Observer: asks a question of every call, of the rows that it is about."""
+class QuestionObserver(RowObserver):
+    """Asks a question of every call, of the rows that it is about."""
 
     question: Question
     sums: list[QuestionSums] = field(default_factory=list)
@@ -355,6 +362,7 @@ class _Asked(RowObserver):
         self.resolve = cache(partial(ResolvedQuestion.of, self.question))  # calls share their axes
 
     def begin(self, attention: Attention) -> QuestionSums | None:
+        """Begin to read the rows that the question is about."""
         resolved, statistics = self.resolve(attention.queries, attention.keys), attention.statistics
         if resolved is None:
             return None
@@ -366,6 +374,26 @@ class _Asked(RowObserver):
             return sums_of_call
         sums_of_call.add_statistics(statistics, step)
         return None
+
+    def mark(
+        self, view: Heatmap, prepared: ModelInput, site: SiteRecord, read: Sequence[int], head: int
+    ) -> Heatmap:
+        """A head's map with the cells of the question marked, and a note with their share.
+
+        ``read`` are the heads of the site that were asked. Raises ``SelectionError`` if no cell is in the
+        picture, or all are masked.
+        """
+        sums = next((each for each in self.sums if each.site == site.site), None)
+        scores = [] if sums is None else sums.heads(read)
+        if sums is None or not scores:
+            raise SelectionError(explain_no_answer(self.question, prepared, [site]))
+        marks = tuple((row, key) for row, key in sums.asked.table.nonzero().tolist())
+        if not replace(view, marks=marks).marked.any():
+            raise SelectionError(f"'{self.question}' is not in this picture, which leaves out some tokens")
+        score = scores[read.index(head)]
+        rows = f", the mean of {score.rows:,} rows" * (score.rows > 1)
+        note = f"marked: {self.question} ({score.weight:.2f} in {score.head.name}{rows})"
+        return replace(view, marks=(*view.marks, *marks), notes=(*view.notes, note))
 
 
 def _notes(question: Question, sums: Sequence[QuestionSums]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from attnscope.questions.selection import Asked, Selection, selection_of
 from attnscope.records import Meaning, derived, record
 from attnscope.text import visible
 from attnscope.views import Column, HeadRow, Heatmap, NamedScore, Table, head_row, heatmap, name_weight
+
+if TYPE_CHECKING:
+    from attnscope.questions.find import QuestionObserver
 
 
 @record("a token and its loss")
@@ -187,15 +190,26 @@ def _show_heads(
     selections = [selection.of(head) for head in heads]
     coarse, measurement = selection.coarsen(MAX_TOKENS), Measurement()
     scores = find_scores(prepared, DEFAULT)
-    observers: list[RowObserver] = [coarse, *([measurement] if scores is None else [])]
+    asked = ask_marks(selection)
+    observers: list[RowObserver] = [coarse, *([measurement] if scores is None else []), *asked]
 
     among = replace(selection, head=None, among=tuple(heads))
-    record = model.observe(prepared, [SharedRows(observers, among.heads)])
+    run = model.run if asked else model.observe  # a question reads tensors
+    record = run(prepared, [SharedRows(observers, among.heads)])
     read = {each.site: among.heads(each.site, each.heads) for each in record.sites}
     if scores is None:
         scores = own_numbers(measurement.scores(), record, among)
-    shown = _ShownPass(model, prepared, record, coarse.maps, read, scores)
+    shown = _ShownPass(model, prepared, record, coarse.maps, read, scores, asked)
     return [shown.head(head, each) for head, each in zip(heads, selections, strict=True)]
+
+
+def ask_marks(selection: Selection) -> list[QuestionObserver]:
+    """Asks about the cells to mark."""
+    if not selection.mark:
+        return []
+    from attnscope.questions.find import QuestionObserver, parse_questions  # loads torch
+
+    return [QuestionObserver(each) for text in selection.mark for each in parse_questions(text)]
 
 
 @dataclass(frozen=True)
@@ -208,6 +222,7 @@ class _ShownPass:
     maps: Sequence[CoarseMap]
     read: Mapping[Site, Sequence[int]]
     scores: Sequence[HeadScores]
+    asked: Sequence[QuestionObserver] = ()
 
     def head(self, head: Head, selection: Selection) -> OneHead:
         """One head, of the model's first kind of attention that has it."""
@@ -235,7 +250,10 @@ class _ShownPass:
         written = prepared.written if kind == "decoder" and selection.zoom is None else None
         bands = bands_of(weights.keys, prepared.sound) if kind == "cross" else None
         bar = name_weight(self.model.weighting, kind)
-        return OneHead(replace(picture, written=written, bands=bands, bar=bar), scores, site)
+        picture = replace(picture, written=written, bands=bands, bar=bar)
+        for each in self.asked:
+            picture = each.mark(picture, prepared, site, self.read[found.site], head.head)
+        return OneHead(picture, scores, site)
 
     def _scores(
         self, head: Head, map_: CoarseMap, weights: Weights, selection: Selection

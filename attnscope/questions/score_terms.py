@@ -172,10 +172,7 @@ class ScorePass:
         """The unmasked cells of a question, each with the same weight.  -> [query, key]"""
         attention = self.states.attentions[site.site]
         resolved = ResolvedQuestion.of(question, attention.queries, attention.keys)
-        cells = torch.zeros(len(attention.queries), len(attention.keys), dtype=torch.float64)
-        if resolved is not None:
-            rows = list(resolved.rows)
-            cells[rows] = resolved.keys(rows).double()
+        cells = torch.zeros(1, 1) if resolved is None else resolved.table.double()
         for row in cells.any(1).nonzero().flatten().tolist():
             cells[row] *= unmasked_keys(attention, row, head)
         if not cells.any():

@@ -22,7 +22,8 @@ class Selection:
     number in each of them.
     ``token`` is a word of the text or a token's number, ``words`` merges the pieces of words,
     ``hide_special`` leaves special tokens out, ``zoom`` keeps a run of tokens, ``scale`` is one of
-    ``attnscope.views.Scale``, and cells of a head's map below ``min_weight`` are hidden.
+    ``attnscope.views.Scale``, cells of a head's map below ``min_weight`` are hidden, and those
+    that ``mark`` asks about, like ``find``, are marked.
     """
 
     head: Head | None = None
@@ -36,6 +37,7 @@ class Selection:
     zoom: range | None = None
     scale: Scale = "auto"
     min_weight: float = 0.0
+    mark: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.head is not None and self.head.kind is not None:

@@ -99,6 +99,7 @@ class Heatmap(Titled):
     bar: str = WEIGHT  # what the colours are, in words
     per_cent: bool = True  # how numbers are written into cells
     min_weight: float = 0.0  # weaker cells are hidden: no colour, no number
+    marks: tuple[tuple[int, int], ...] = ()  # tokens of rows and columns whose cells stand out
 
     @property
     def column_losses(self) -> tuple[float | None, ...] | None:
@@ -126,6 +127,19 @@ class Heatmap(Titled):
     def hidden(self) -> Array:
         """The unmasked cells that are weaker than ``min_weight``, bool.  [query, key]"""
         return ~self.masked & (np.abs(self.values) < self.min_weight)
+
+    @property
+    def marked(self) -> Array:
+        """The unmasked cells that stand out, bool.  [query, key]"""
+        queries, keys = (
+            {token: at for at, place in enumerate(axis) for token in range(place.start, place.stop)}
+            for axis in (self.weights.queries, self.weights.keys)
+        )
+        cells = np.zeros(self.values.shape, bool)
+        for row, key in self.marks:
+            if row in queries and key in keys:
+                cells[queries[row], keys[key]] = True
+        return cells & ~self.masked
 
     def scale_ends(self, form: str, minus: str = "-") -> tuple[str, str]:
         """The labels of both ends of the colour bar, numbers in this format."""

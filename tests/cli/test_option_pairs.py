@@ -85,6 +85,7 @@ VALUES = {
     "relative": "The dog sat on the mat.",
     "scale": "row",
     "min_weight": 0.2,
+    "mark": "it -> cat",
     "zoom": "1-3",
     "cmap": "viridis",
     "dpi": 40,

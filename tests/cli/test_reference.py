@@ -69,7 +69,7 @@ def test_help_lists_most_used_options_first():
     often = [option for option, word in OPTIONS["show"].items() if word.panel == "Options"]
     assert often == [
         "-f", "--from", "--image", "--repeat-random", "--truncate", "--generate", "--layer", "--head",
-        "--token", "--words", "--hide-special", "--json", "-o", "--by", "-m",
+        "--token", "--words", "--hide-special", "--json", "-o", "--mark", "--by", "-m",
     ]  # fmt: skip
 
 

@@ -37,6 +37,37 @@ def test_zoomed_map_notes_the_remaining_attention(run, tmp_path):
     assert run("show", LONG, "--zoom", "40-52", "-o", tmp_path / "part.png").code == 0
 
 
+PAIRS = ("it -> cat", "tired -> it")
+
+
+def test_marked_cells_are_outlined_and_noted_with_their_weights(run, tmp_path):
+    asked = ("show", TEXT, "--head", "L3H1", "--mark", PAIRS[0], "--mark", PAIRS[1])
+    numbers = run.json(*asked[:4])
+    weights, keys = numbers["weights"], numbers["keys"]
+    for suffix in (".svg", ".pdf", ".png"):
+        assert run(*asked, "-o", tmp_path / f"x{suffix}", "--size", "3.3").code == 0
+    drawn, text = (tmp_path / "x.svg").read_text("utf-8"), " ".join(run(*asked).out.split())
+    assert drawn.count('id="mark"') == 2 * len(PAIRS)  # black and white
+    for row, key in (pair.split(" -> ") for pair in PAIRS):
+        note = f"marked: {row} -> {key} ({weights[keys.index(row)][keys.index(key)]:.2f} in L3H1)"
+        assert note in text
+        assert note.replace(">", "&gt;") in drawn
+    both = run(*asked[:2], "--head", "L3H1,L2H1", "--mark", "* -> -1").out
+    assert "marked: * -> -1 (0.97 in L2H1, the mean of 12 rows)" in " ".join(both.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [(("--mark", "it -> dog"), "'dog' is not in the text: its tokens are "),
+     (("--mark", "cat -> it", "-m", "own-causal"), "'cat' cannot attend to 'it' in decoder attention"),
+     (("--mark", "it -> [CLS]", "--hide-special"), "'it -> [CLS]' is not in this picture"),
+     (("--mark", "it"), "'it' is not a question: write FROM -> TO"),
+     (("--mark", "it -> cat", "-o", "x.html"), "a .html file holds maps of all tokens and heads")],
+)  # fmt: skip
+def test_marks_that_cannot_be_drawn_are_refused(run, more, sentence):
+    run("show", TEXT, "--head", "L1H1", *more).refuses(sentence)
+
+
 HALF_SEEN = """
 import torch
 

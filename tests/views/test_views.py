@@ -346,3 +346,10 @@ def test_two_rows_per_line_are_whole_rows() -> None:
     whole = np.eye(14)[:, :13].reshape(7, 2, 13).sum(1) / 2
     whole[-1] = np.eye(13)[-1]
     np.testing.assert_allclose(layer.values[0], whole)
+
+
+def test_marks_are_unmasked_cells_of_their_tokens() -> None:
+    view = heatmap(weights(VALUES, TEXT, TEXT, CAUSAL), marks=((2, 1), (0, 3), (7, 0)))
+    assert np.argwhere(view.marked).tolist() == [[2, 1]]  # the second is masked, the third is not there
+    pooled = heatmap(bare(np.full((6, 6), 1 / 6)), marks=((5, 0),)).fit(3, 3)
+    assert np.argwhere(pooled.marked).tolist() == [[2, 0]]

@@ -178,7 +178,8 @@ def find(
         refuse_combined(("mixers", "texts merge", "a corpus is measured by its attention"))
         names = tuple(f"find({question})" for question in questions)
         stats = measure_corpus(corpus, source, model, selection, names=names)
-        answer = find_answer(corpus_heads(stats, questions), output.top or LISTED_HEADS)
+        found = corpus_heads(stats.heads, questions, stats.title, stats.notes)
+        answer = find_answer(found, output.top or LISTED_HEADS)
         return deliver("find", answer, output, picture, model.metadata, stats.read)
     kind = "other" if asks_all_rows(questions) else "kernel"
     with read_source(source, model).open_with_progress(kind=kind) as (loaded, prepared):

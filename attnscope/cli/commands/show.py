@@ -13,12 +13,14 @@ from typer import Option
 from attnscope.cli import options
 from attnscope.cli.command import (
     Group,
+    Often,
     command,
     is_given,
     offering,
     refuse,
     refuse_combined,
     refuse_first,
+    refuse_without,
     repeat,
 )
 from attnscope.cli.deliver import deliver, print_written
@@ -68,6 +70,10 @@ class ShowOutput(options.FileOutput):
     zoom: Annotated[
         str | None,
         Option(help="Show a run of tokens alone, unpooled: 200-240.", rich_help_panel=options.PICTURE),
+    ] = None
+    mark: Annotated[
+        list[str] | None,
+        Often(help='Outline cells, "it -> cat", written as for attnscope find.', metavar="<str>"),
     ] = None
     loss: Annotated[
         bool, Option(help="Show each token's loss, in nats, below the map.", rich_help_panel=options.PICTURE)
@@ -121,7 +127,7 @@ def show(
     source_of_pass = read_source(source, model)
     _refuse_whole(heads, output)
     zoom, head = options.parse_rows(output.zoom, "--zoom"), heads[0] if len(heads) == 1 else None
-    shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom}
+    shown = {"token": attention.token, "min_weight": output.min_weight, "zoom": zoom, "mark": output.mark}
     selection = options.select(attention, axes, head, **shown)
     for given, ask in (
         (score.neurons, partial(_split_score, pair=score.neurons)),
@@ -237,6 +243,7 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
     for name in ("token", "neurons", "loss"):
         refuse(len(heads) > 1 and is_given(name), f"--{name}", "requires one head, not several")
     refuse(is_given("neurons") and not heads, "--neurons", "name the head: --head L2H0")
+    refuse_without(("mark", "head"))
     one = len(heads) == 1 or is_given("token") or output.suffix == ".html"
     refuse(is_given("relative") and not one, "--relative", "divides one head, --token, or a page: -o P.html")
     refuse(is_given("prompts") and len(heads) != 1, "--prompts", "averages one head: add --head")
@@ -249,6 +256,7 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
         ("loss", "token", ""),
         ("loss", "neurons", ""),
         ("zoom", "token loss neurons prompts image", "it shows a part of a map"),
+        ("mark", "token neurons prompts relative as_json as_latex", "it outlines cells of a head's map"),
         ("scale", "token", "its bars have a scale of their own"),
         ("large", "head token", "it shows all heads"),
         ("large", "out", "a picture is as large as it needs to be"),
@@ -268,8 +276,8 @@ def _refuse_conflicts(heads: list[Head], output: ShowOutput) -> None:
 
 
 def _refuse_whole(heads: list[Head], output: ShowOutput) -> None:
-    """Refuse a file of whole maps for one token, and for what is of one head alone."""
-    if is_given("token") or (heads and (is_given("relative") or is_given("prompts"))):
+    """Refuse a file of whole maps for one token or marks, and for what is of one head alone."""
+    if is_given("token") or is_given("mark") or (heads and (is_given("relative") or is_given("prompts"))):
         options.refuse_whole(output.out)
 
 

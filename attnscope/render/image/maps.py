@@ -23,6 +23,7 @@ from attnscope.views.maps import CLEAR_CELLS, Grid, RoleMap, letter_of, thumbnai
 LEAST_ROW = 0.16  # least inches of a row under a spectrogram, for its token
 LOSS_HEIGHT = 0.4  # inches of the losses below it
 WEIGHT_TEXT = "weight"  # the group id of the weights written into cells
+MARK = "mark"  # that of the outlines of cells
 
 
 def heatmap_figure(view: Heatmap, style: Style) -> Figure:
@@ -90,6 +91,10 @@ def _draw_weights(axes: Axes, view: Heatmap, cmap: str, **options: Any) -> None:
     paper.hatch(axes)
     paper.paint(axes, image_values(view), cmap, (0.0, 1.0) if view.scale == "row" else view.limits, **options)
     axes.images[-1].set_cmap(axes.images[-1].get_cmap().with_extremes(under="white"))
+    for row, column in np.argwhere(view.marked):
+        for width, ink in ((2.0, "black"), (0.9, "white")):  # seen on every colour, and of none of a map
+            outline = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, lw=width, ec=ink, gid=MARK)
+            axes.add_patch(outline).set(clip_on=False, zorder=6)
 
 
 def image_values(view: Heatmap) -> np.ma.MaskedArray[Any, Any]:

@@ -22,6 +22,7 @@ from attnscope.views import DistanceMap, HeadMap, HeadPair, HeadRow, Heatmap, sh
 
 NUMBER_COLUMNS = 4  # columns of a cell with its number
 MOST_FULL_LINES = 40  # most rows with a line each
+CELL_MARK = "◂"  # in the last column of a marked cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def _rows(
     view: Heatmap, tones: Array, layout: CellLayout, surface: Surface, palette: Palette, marked: int | None
 ) -> Iterator[Line]:
     shown = np.abs(2 * view.levels() - 1) if view.signed else view.levels()  # a shade has no sign
-    masked, hidden = view.masked, view.hidden
+    masked, hidden, outlined = view.masked, view.hidden, view.marked
     for row, values in enumerate(view.values):
         line = [_row_label(view, row, layout, marked), Segment(" ")]
         for column, value in enumerate(values):
@@ -149,6 +150,9 @@ def _rows(
                 shade = surface.shade(float(shown[row, column]))
                 number = _number(value, layout.cell, view.per_cent)[1:]
                 line.append(Segment(shade + number if layout.cell >= NUMBER_COLUMNS else shade * layout.cell))
+            if outlined[row, column]:
+                cell = line.pop()
+                line.append(Segment(cell.text[:-1] + CELL_MARK, cell.style))
         yield list(Segment.simplify(line))
 
 
@@ -177,6 +181,8 @@ def _legend(view: Heatmap, layout: CellLayout, surface: Surface, palette: Palett
     """The colour bar, how to read the map, and the columns' texts if nothing else shows them."""
     text = view.legend("blank: masked" if layout.half else "· masked", per_cent=layout.cell >= NUMBER_COLUMNS)
     text += "; two rows per line, the upper one labelled" * layout.half
+    if view.marks:
+        text += "; marks need larger cells, or -o FILE.png" if layout.half else f"; {CELL_MARK} marked"
     yield from surface.colour_bar(*view.scale_ends(".2g"), palette, view.bar, text)
     if layout.cell == 1 and not view.weights.square and not all(key.heard for key in view.weights.keys):
         labels = (key.label if key.pooled else f"{key.start} {key.label}" for key in view.weights.keys)

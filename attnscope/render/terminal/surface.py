@@ -134,7 +134,7 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡"}
 CONTROLS |= {code: f"‹{code:04X}›" for code in (*range(128, 160), *range(0x202A, 0x202F), 0x2066, 0x2067)}
 """Replacements for characters that would control a terminal."""
 
-ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›≤≥", ".|x---^_#/_>0o<><>")
+ASCII = str.maketrans("…·×–—━▀▄█⏎␣⇥∅◌‹›≤≥◂", ".|x---^_#/_>0o<><><")
 
 
 @dataclass(frozen=True, slots=True)

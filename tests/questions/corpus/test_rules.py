@@ -178,7 +178,8 @@ def test_find_over_a_corpus_is_a_mean_over_all_rows(ruled, texts):
     names = tuple(f"find({question})" for rule in PLANTED for question in parse_questions(rule))
     stats = corpus_stats(ruled, ListedTexts(texts[:20]), names=names)
     asked = [question for rule in PLANTED for question in parse_questions(rule)]
-    for answer, named in zip(corpus_heads(stats, asked).answers, PLANTED.values(), strict=True):
+    found = corpus_heads(stats.heads, asked, stats.title, stats.notes)
+    for answer, named in zip(found.answers, PLANTED.values(), strict=True):
         found = filter(None, [measured_by_loop(ruled, text, named) for text in texts[:20]])
         weights, baseline = map(np.concatenate, zip(*found, strict=True))
         assert {each.head.head: each.weight for each in answer.heads} == pytest.approx(

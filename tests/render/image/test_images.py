@@ -96,6 +96,24 @@ def test_png_pixels_have_the_colours_of_the_weights(scale: str, least: float) ->
     np.testing.assert_allclose(found[drawn], colours[drawn], atol=2.5 / 255)
 
 
+@pytest.mark.parametrize("cmap", ["ember", "viridis", "gray"])
+def test_marked_cells_are_outlined_in_black_and_white(cmap: str) -> None:
+    head, marks = random_head(5), ((1, 3), (3, 0))
+    edges, plain = [], []
+    for found, each in ((edges, marks), (plain, ())):
+        with drawing(heatmap(head, marks=each), width=3.3, cmap=cmap) as (figure, _):
+            box = figure.axes[0].get_position()
+            picture = imread(io.BytesIO(encode(figure, "png", 600)))[..., :3]
+        tall, wide = picture.shape[:2]
+        for row, column in np.ndindex(5, 5):  # one row of dots, from inside a cell over its left edge
+            y = round((1 - box.y1 + box.height * (row + 0.5) / 5) * tall)
+            x = box.x0 * wide + box.width * wide * column / 5
+            dots = picture[y, int(x) - 12 : int(x) + 12]
+            found.append((dots == 1).all(-1).any() and (dots == 0).all(-1).any())
+    own = [at for at in range(25) if edges[at] and not plain[at]]
+    assert {divmod(at, 5) for at in own} == {(1, 3), (1, 4), (3, 0), (3, 1)}  # the left edges and the right
+
+
 @pytest.mark.parametrize("text", ["$a^2$", "[CLS]", "<s>", "_x_", "a\\b", "%d", "&amp;", "$\\frac{"])
 def test_token_labels_are_literal(text: str) -> None:
     head = weights(np.eye(2), tokens(text, "b"), tokens(text, "b"))

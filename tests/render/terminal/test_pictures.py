@@ -77,6 +77,22 @@ def test_without_colour_shades_show_the_values() -> None:
         assert [line for line in text.splitlines() if line.startswith("0 0")] == [expected]
 
 
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+@pytest.mark.parametrize("count", [5, 36])
+def test_marked_cells_end_in_a_mark(count: int, colour: str | None) -> None:
+    head, marks = random_head(count), ((1, 3), (3, 0))
+    text = without_codes(printed(heatmap(head, marks=marks), width=140, colour=colour))
+    said = " ".join(text.split())
+    assert "◂ marked" in said
+    rows = [line for line in text.splitlines() if re.match(" *words* [0-9]", line)]
+    found = [(at, line.index("◂")) for at, line in enumerate(rows) if "◂" in line]
+    assert [at for at, _ in found] == [1, 3]
+    cell = (4 if colour else 5) if count == 5 else 2
+    assert found[0][1] - found[1][1] == 3 * cell  # columns 3 and 0
+    large = without_codes(printed(heatmap(random_head(90), marks=marks), colour="truecolor"))
+    assert "marks need larger cells, or -o FILE.png" in " ".join(large.split())
+
+
 @pytest.mark.parametrize("count", [20, 25, 37, 60])
 @pytest.mark.parametrize("pinned", [None, 7])
 def test_numbered_labels_are_on_the_left_only(count: int, pinned: int | None) -> None:

@@ -220,9 +220,8 @@ def row_figure(view: HeadRow, style: Style) -> Figure:
         beside = max(1, min(len(view.maps), int(free / (least + MAP_GAP))))
     beside = -(-len(view.maps) // -(-len(view.maps) // beside))  # equal rows rather than a remainder
     if style.width is not None:
-        cell = max(free / beside - MAP_GAP, 1.0) / columns
-        free = style.width - paper.label_room(weights.queries, cell) - right + MAP_GAP  # labels shrink, too
-        cell = max(free / beside - MAP_GAP, 1.0) / columns
+        free = style.width - right - (beside - 1) * MAP_GAP
+        cell = paper.fit_cell(weights.queries, free, beside * columns)
     width, height = cell * columns, cell * rows
     left, right = paper.label_room(weights.queries, cell) + NAME_ROOM, right - NAME_ROOM
     above = max(paper.label_room(weights.keys, cell) + NAME_ROOM, bar_above)

@@ -44,6 +44,7 @@ from attnscope.views import (
     View,
     distance_map,
     head_pair,
+    name_weight,
     number,
 )
 
@@ -553,6 +554,7 @@ def compare_two_heads(
             for row in np.argsort(-distances.numpy(), kind="stable")[:PARTINGS]
         ),
         scale=selection.scale,
+        bar=name_weight(model.weighting, kind),
         title=f"{heads[0].name} and {heads[1].name} · {name_pass(model, prepared)} · {kind_title(kind)}",
         subtitle=f"distance {distance:.3f} nats (maximum {MAX_DIVERGENCE:.3f})",
         notes=tuple(dict.fromkeys(notes)),

@@ -76,9 +76,10 @@ class WholeLayers:
 
     @property
     def proofs(self) -> Mapping[tuple[str, int], str]:
-        """What was checked about the weights of each kind and layer, in a sentence."""
+        """What was checked about the weights of each kind and layer, and what a mixer is, in a sentence."""
         places = sentences.group_by(self.record.sites, lambda each: (each.site.kind, each.site.layer))
-        return {place: sentences.describe_proof(sites) for place, sites in places.items()}
+        names = {place: f"{sites[0].kernel}; " * (place[0] == "mixer") for place, sites in places.items()}
+        return {place: names[place] + sentences.describe_proof(sites) for place, sites in places.items()}
 
     def apart(self, head: Head) -> float:
         """The Jensen-Shannon divergence of a head's rows, in nats: 0 if all are the same."""

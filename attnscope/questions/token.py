@@ -290,9 +290,11 @@ def see_token(model: Model, prepared: ModelInput, selection: Selection) -> SeenT
     if again:
         others = number_ranges(other.start for other in again)
         notes += (f"token {place.start} is shown; the same text is also at {others}",)
-    title = f"{sentences.name_pass(model, prepared)} · {sentences.kind_title(sites[0].site.kind)}"
+    kind, head = sites[0].site.kind, selection.head
+    mixing = sentences.kind_title(kind) if head is None else sentences.site_title(sites[0], head.head)
+    title = f"{sentences.name_pass(model, prepared)} · {mixing}"
     axes = queries.places, keys.places
-    bar = name_weight(model.weighting)
+    bar = "share of |A|" if kind == "mixer" else name_weight(model.weighting)
     return SeenToken(
         place, sites, looks_at, looked_at_by, *axes, prepared.pictures, title, notes, record, bar
     )

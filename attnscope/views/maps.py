@@ -365,6 +365,7 @@ def head_pair(
     partings: tuple[RowGap, ...],
     *,
     scale: Scale = "fixed",
+    bar: str = WEIGHT,
     **words: Any,
 ) -> HeadPair:
     """Build the view of two heads ``[query, key]`` with the same labels, and of their difference."""
@@ -373,7 +374,7 @@ def head_pair(
     apart = replace(one, values=one.values - other.values, allowed=one.allowed | other.allowed)
     left, right = share_scale(
         [
-            heatmap(each, title=name, scale=scale, signed=signed)
+            heatmap(each, title=name, scale=scale, signed=signed, bar=bar)
             for name, each in zip(names, weights, strict=True)
         ]
     )

@@ -106,6 +106,18 @@ def test_distance_of_heads_is_between_shares(run, folder, shares):
     assert answer["distance"] == pytest.approx(distance, abs=1e-5)
 
 
+def test_every_view_names_what_its_weights_are(run, folder, tmp_path):
+    words = TEXT, "-m", folder, "--mixers", "--kind", "mixer"
+    for more in (("show", "--token", "cat"), ("show", "--token", "cat", "--head", "L1H2")):
+        out = run(more[0], *words, *more[1:]).out
+        assert re.search(r"full bar: \S+ share of \|A\|", out)
+        assert ("gated delta rule" in out.partition("\n\n")[0]) == ("--head" in more)
+    assert run("compare", *words, "L0H1", "L1H2").out.count("weight\n") == 2
+    assert "attention weight" not in run("compare", *words, "L0H1", "L1H2").out
+    assert run("show", *words, "-o", tmp_path / "a.html").code == 0
+    assert "gated delta rule; verified: these weights" in (tmp_path / "a.html").read_text("utf-8")
+
+
 def test_page_and_arrays_hold_signed_weights(run, folder, matrices, tmp_path):
     for name in ("all.npz", "all.html"):
         assert run("show", TEXT, "-m", folder, "--mixers", "-o", tmp_path / name).code == 0

@@ -37,7 +37,7 @@ def latex_of_table(view: Table) -> str:
     parts = [[part.strip() for part in column.name.split("\n")] for column in view.columns]
     names = [name + f" ({' '.join(units)})" * any(units) for name, *units in parts]
     rows = [[_text(cell) for cell in row] for row in view.rows]
-    notes = [f"% {' '.join(clean(note).split())}" for note in view.notes]
+    notes = [f"% {' '.join(clean(note).split()).partition('; --')[0]}" for note in view.notes]  # no options
     return "\n".join([_tabular(names, rows, [column.right for column in view.columns]), *notes])
 
 

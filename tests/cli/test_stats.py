@@ -322,6 +322,7 @@ def test_latex_file_says_its_source_in_comments_and_units_in_brackets(run, tmp_p
     printed = run(*asked, "--latex").out
     assert run(*asked, "-o", tmp_path / "a.tex").code == 0
     assert (tmp_path / "a.tex").read_text("utf-8") == printed
+    assert "--csv" not in printed  # which a terminal says
     lines = printed.splitlines()
     assert lines[-1].startswith("% attnscope ")
     assert "model own · The cat⏎\\input{x} %sat · --sort -entropy · --top 3" in lines[-1]

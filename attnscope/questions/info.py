@@ -182,14 +182,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class KernelRuns:
     """Counts the runs of kernels that ``--mixers`` takes, and can time one of each shape."""
 
+    alone: bool = True  # whether only convolutions have run
     held: int = 0  # bytes of the largest block of rows
     runs: dict[str, int] = field(default_factory=dict)  # by function and shapes
     calls: dict[str, tuple[Function, Any]] = field(default_factory=dict)  # tensors as what makes them
 
     def run(self, name: str, function: Function, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a kernel on shapes alone, and count it."""
-        kernel = KERNELS[name]
-        if name != CONVOLUTION:
+        """Run a kernel on shapes alone, and count it; a convolution where the model has no other kernel."""
+        kernel, alone = KERNELS[name], name == CONVOLUTION
+        if self.alone and not alone:  # the convolutions so far come before others
+            self.runs, self.calls, self.held = {}, {}, 0
+        self.alone = self.alone and alone
+        if self.alone == alone:
             values = kernel.arrange(
                 inspect.signature(function).bind(*args, **kwargs).arguments[kernel.values]
             )

@@ -1,6 +1,7 @@
 """The cost that info estimates from a config, and faults of models' own reports."""
 
 import re
+import sys
 from functools import wraps
 
 import pytest
@@ -10,13 +11,13 @@ from transformers import (
     AutoModel,
     FunnelConfig,
     GPT2Config,
+    Lfm2Config,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     T5Config,
     ViTConfig,
 )
-from transformers.models.mamba2 import modeling_mamba2
 
 from attnscope.capture import RowSums, recording
 from attnscope.errors import InputError, ModelError, SizeError
@@ -149,27 +150,37 @@ def test_report_pass_has_the_limits_of_a_shown_pass(error):
     assert len(ran) == (1 if error else 1000)
 
 
-def test_runs_of_kernels_are_those_that_mixers_take(cost_of, monkeypatch):
-    sizes = {"num_heads": 4, "head_dim": 16, "state_size": 4, "n_groups": 1, "num_hidden_layers": 2}
-    config, tokens = Mamba2Config(hidden_size=32, vocab_size=100, **sizes), 40
-    cost = cost_of(config, tokens)
-    ran, kernel = [], modeling_mamba2.mamba2_chunk_scan
+SCANS = {"num_heads": 4, "head_dim": 16, "state_size": 4, "n_groups": 1, "num_hidden_layers": 2}
+CONVS = {"intermediate_size": 32, "num_attention_heads": 2, "layer_types": ["conv", "full_attention", "conv"]}
+KERNELS = {
+    "mamba2_chunk_scan": (Mamba2Config, SCANS, 1 + 3, 4),  # zero values, and 40 tokens on 16 channels
+    "causal_conv1d_fn": (Lfm2Config, CONVS | {"num_key_value_heads": 2, "num_hidden_layers": 3}, 1 + 40, 1),
+}
 
-    @wraps(kernel)
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_runs_of_kernels_are_those_that_mixers_take(kernel, cost_of, monkeypatch):
+    made, sizes, each, heads = KERNELS[kernel]
+    config, tokens = made(hidden_size=32, vocab_size=100, **sizes), 40
+    cost = cost_of(config, tokens)
+    model, ran = AutoModel.from_config(config).eval(), []
+    module = sys.modules[type(model).__module__]
+    function = getattr(module, kernel)
+
+    @wraps(function)
     def count(*args, **named):
         ran.append(1)
-        return kernel(*args, **named)
+        return function(*args, **named)
 
-    monkeypatch.setattr(modeling_mamba2, "mamba2_chunk_scan", count)
-    model = AutoModel.from_config(config).eval()
+    monkeypatch.setattr(module, kernel, count)
     with torch.inference_mode(), recording(model, [RowSums()], warn=False, mixers=True):
         model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
-    assert len(ran) - 2 == 2 * (1 + 3)  # without the pass's own: zero values, and 40 tokens on 16 channels
+    assert len(ran) - 2 == 2 * each  # without the pass's own
     assert f"--mixers: {len(ran) - 2} runs of kernels" in " ".join(cost.notes)
     plain, mixed = cost.commands[:2]
     assert mixed.command == "the same with --mixers"
     assert mixed.seconds > plain.seconds
-    assert mixed.memory - plain.memory == 4 * 4 * tokens**2  # the rows of four heads of one layer
+    assert mixed.memory - plain.memory == 4 * heads * tokens**2  # the rows of one layer
 
 
 def test_cost_of_model_of_attention_alone_has_no_kernels(cost_of):

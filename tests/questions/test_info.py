@@ -3,6 +3,7 @@
 import re
 import sys
 from functools import wraps
+from math import ceil
 
 import pytest
 import torch
@@ -21,17 +22,19 @@ from transformers import (
 
 from attnscope.capture import RowSums, recording
 from attnscope.errors import InputError, ModelError, SizeError
+from attnscope.models.inputs import BATCH_TOKENS
 from attnscope.models.text.reader import wrap_module
 from attnscope.models.untrusted_folder import ModelSource
-from attnscope.questions.info import (
+from attnscope.questions.cost import (
     SAMPLED_TEXTS,
+    EmptyPass,
+    TimedRuns,
     cost_answer,
     estimate_corpus_cost,
     estimate_cost,
-    fault,
     measure_pace,
-    survey_model,
 )
+from attnscope.questions.info import fault, survey_model
 from attnscope.storage.corpus import read_corpus
 from tests.models.folders import gpt2
 
@@ -49,7 +52,7 @@ CONFIGS = {
 @pytest.fixture(autouse=True)
 def paced(monkeypatch):
     """A machine whose pace is known, and not measured for a third of a second each time."""
-    monkeypatch.setattr("attnscope.questions.info.measure_pace", lambda dtype: 1e9)
+    monkeypatch.setattr("attnscope.questions.cost.measure_pace", lambda dtype: 1e9)
 
 
 @pytest.fixture
@@ -77,6 +80,29 @@ def test_estimated_operations_equal_the_closed_form(cost_of):
     config, tokens = CONFIGS["gpt2"], 100
     layer = 2 * tokens * 12 * config.n_embd**2 + 4 * tokens**2 * config.n_embd
     assert cost_of(config, tokens).operations == 2 * layer
+
+
+def test_each_operation_of_a_pass_is_timed_as_often_as_it_runs(monkeypatch):
+    monkeypatch.setattr(TimedRuns, "_time", lambda self, function, shapes: float("addmm" in str(function)))
+    config, ids = CONFIGS["gpt2"], torch.zeros(2, 50, dtype=torch.long)
+    model = AutoModel.from_config(config).eval()
+    with torch.profiler.profile() as profile, torch.inference_mode():
+        model(ids)
+    ran = {each.key: each.count for each in profile.key_averages()}["aten::addmm"]
+    assert ran == 4 * config.n_layer
+    measured = EmptyPass(model).run({"input_ids": ids})
+    assert measured.seconds(1.0, measured.operations) == ran
+    assert measured.seconds(1.0, 3 * measured.operations) == 3 * ran  # those of a longer text
+
+
+def test_large_products_take_their_operations_at_the_measured_pace(monkeypatch):
+    monkeypatch.setattr(TimedRuns, "_time", lambda self, function, shapes: float("mm" in str(function)))
+    with torch.device("meta"):
+        layers = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 4096))
+        layers.forward = lambda ids, run=layers.forward: (run(ids),)
+        measured = EmptyPass(layers).run({"ids": torch.zeros(1000, 1024)})
+    assert measured.operations == 2 * 1000 * 1024 * (1024 + 4096)
+    assert measured.seconds(1e6, measured.operations) == pytest.approx(1 + 2 * 1000 * 1024 * 4096 / 1e6)
 
 
 def test_estimated_gradient_memory_covers_activations_and_logits(cost_of):
@@ -193,14 +219,14 @@ def test_corpus_cost_estimates_texts_and_tokens(tmp_path, count):
     lines = [words[: 7 + 4 * (number % 8)].strip() for number in range(count)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
     cost = estimate_corpus_cost(ModelSource(str(folder), None, False), read_corpus(tmp_path / "a.txt"))
-    whole, one = cost.commands[:2]
+    whole, one, *_ = cost.commands
     tokens = sum(len(ids) for ids in transformers.AutoTokenizer.from_pretrained(folder)(lines)["input_ids"])
     exact = count <= SAMPLED_TEXTS
     assert whole.command == "stats --texts"
-    assert whole.passes == pytest.approx(count, rel=0 if exact else 0.02)
-    assert whole.seconds == pytest.approx(one.seconds * whole.passes)
-    (estimated,) = re.findall(r"([\d,]+) tokens", cost.notes[0])
-    estimated = int(estimated.replace(",", ""))
+    found, estimated = (int(each.replace(",", "")) for each in re.findall(r"([\d,]+) t", cost.notes[0])[:2])
+    assert found == pytest.approx(count, rel=0 if exact else 0.02)
+    assert whole.passes == ceil(found / (BATCH_TOKENS // round(tokens / count)))
+    assert whole.memory > one.memory
     assert estimated == pytest.approx(tokens, rel=1e-9 if exact else 0.02)
     assert ("all were counted" in cost.notes[0]) == exact
 

@@ -103,7 +103,7 @@ def info(
         return deliver("info", Answer((table,), {}, dict), output)
     if options.cost:
         from attnscope.models.untrusted_folder import ModelSource
-        from attnscope.questions.info import cost_answer, estimate_corpus_cost, estimate_cost
+        from attnscope.questions.cost import cost_answer, estimate_corpus_cost, estimate_cost
         from attnscope.storage.corpus import read_corpus
 
         name = named.first or model.name

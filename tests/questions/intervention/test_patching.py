@@ -14,8 +14,8 @@ from attnscope.models.inputs import Limit
 from attnscope.models.targets import score_prediction
 from attnscope.questions.cause import cut
 from attnscope.questions.circuit import find_circuit
+from attnscope.questions.cost import EmptyPass
 from attnscope.questions.find import parse_questions
-from attnscope.questions.info import LiveBytes
 from attnscope.questions.patching import Receiver, TextPair, patch, trace_tokens
 from attnscope.questions.selection import Selection
 from attnscope.questions.stats import measure_heads
@@ -220,7 +220,7 @@ def test_memory_does_not_grow_with_the_number_of_heads(asked, long):
     most = []
     for heads in ([Head("L0H0"), Head("L2H0")], ()):
         gc.collect()
-        with LiveBytes(long[0].writer) as memory:
+        with EmptyPass(long[0].writer) as memory:
             ASKED[asked](*long, heads)
         most.append(memory.most)
     assert most[1] <= 1.02 * most[0]

@@ -105,9 +105,12 @@ def test_interrupted_shard_resumes_to_the_same_sums(own, shards, tmp_path, monke
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-def test_shard_killed_in_a_window_resumes_to_the_same_sums(own, shards, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ask", [corpus_stats, corpus_examples])
+def test_shard_killed_in_a_window_resumes_to_the_same_sums(own, ask, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "SAVING_SECONDS", 0.0)
-    file, expected = tmp_path / "sums.json", json.loads(shards[1].read_text())
+    file, whole = tmp_path / "sums.json", tmp_path / "whole.json"
+    ask(own, ALL, run=CorpusRun(checkpoint=whole, shard=(2, COUNT)))
+    expected = json.loads(whole.read_text())
 
     def measure(after):
         watched = count()
@@ -117,7 +120,7 @@ def test_shard_killed_in_a_window_resumes_to_the_same_sums(own, shards, tmp_path
                 os.kill(os.getpid(), signal.SIGKILL)
 
         torch.set_num_threads(1)  # a fork has none of the threads that torch would wait for
-        corpus_stats(own, ALL, run=CorpusRun(checkpoint=file, shard=(2, COUNT), watch=end))
+        ask(own, ALL, run=CorpusRun(checkpoint=file, shard=(2, COUNT), watch=end))
 
     for after in (1, 1, None):  # each time, the sums have one more batch
         fork = multiprocessing.get_context("fork").Process(target=measure, args=(after,))

@@ -12,7 +12,7 @@ from tests.render.page.browser import CHROMIUM, browser
 from tests.tools import gallery
 from tests.tools.attack.__main__ import run_case, unseen
 from tests.tools.attack.cases import KINDS, make_bases
-from tests.tools.coverage.compare import is_flat
+from tests.tools.coverage.live import is_flat, run
 from tests.tools.coverage.pictures import count_axes
 from tests.tools.coverage.recipes import make
 from tests.tools.survey import survey
@@ -108,6 +108,14 @@ def test_survey_knows_a_map_on_which_every_comparison_succeeds():
     other = even.clone()
     other[0, 0, 3] = torch.tensor([0.25 + 1e-3, 0.25, 0.25, 0.25 - 1e-3])
     assert not is_flat(CapturedMap(site, other, allowed, range(4), range(4)))
+
+
+@pytest.mark.parametrize("model_type", ["pix2struct_vision_model", "zaya"])
+def test_survey_has_no_even_rows_of_small_matrices_or_zeros(model_type):
+    model, _, given = make(model_type, [])
+    _, _, maps = run(model, given)
+    assert len(maps) == 2
+    assert not any(map(is_flat, maps))
 
 
 def test_survey_goes_on_where_it_ended(tmp_path, monkeypatch):

@@ -104,4 +104,4 @@ def cells(result: Result) -> list[object]:
 if __name__ == "__main__":
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    survey("coverage", lambda: CONFIG_MAPPING_NAMES, lambda name: vars(attempt(name)), table)
+    survey("coverage", lambda: CONFIG_MAPPING_NAMES, lambda name: vars(attempt(name)), table, seconds=150)

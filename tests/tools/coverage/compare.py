@@ -15,14 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attnscope.capture import Record, recording
-from tests.capture.observing import CapturedMap, MapObserver
+from tests.capture.observing import CapturedMap
+from tests.tools.coverage.live import CLOSE, is_flat, run
 from tests.tools.coverage.pictures import count_axes
 from tests.tools.coverage.recipes import RECIPES, Recipe, make
 from tests.tools.coverage.shrink import build, noise
 from tests.tools.survey import describe_error, first_line
-
-CLOSE = 1e-5
 
 
 @dataclass
@@ -128,12 +126,6 @@ def compare(result: Result, model: Any, eager: Any, given: dict[str, Any]) -> No
         vouched |= by_itself(result, model, eager, given, maps)
     vouched |= {number for number, source in enumerate(sources) if source == "kernel"}  # which it returned
     result.unvouched = [each for number, each in enumerate(said) if number not in vouched]
-
-
-def is_flat(kept: CapturedMap) -> bool:
-    """Whether every row gives all its keys the same weight, which several wrong ways would give, too."""
-    even = kept.allowed / kept.allowed.sum(-1, keepdim=True).clamp(min=1)
-    return bool(((kept.weights - even).abs() <= CLOSE).all())
 
 
 def by_kernels(result: Result, maps: list[CapturedMap], sources: list[str], units: list[Tensor]) -> set[int]:
@@ -268,14 +260,6 @@ def difference(kept: CapturedMap, own: Tensor) -> float:
     if not bool(alive.any()):
         return float("inf")
     return float(((ours - own) * alive).abs().max())
-
-
-def run(model: Any, given: dict[str, Any], **options: Any) -> tuple[Any, Record, list[CapturedMap]]:
-    keep = MapObserver()
-    torch.manual_seed(3)
-    with torch.inference_mode(), recording(model, [keep]) as record:
-        output = model(**given, **options)
-    return output, record, keep.maps
 
 
 def unit_weights(query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:

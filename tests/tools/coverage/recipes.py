@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from tests.tools.coverage.live import liven
 from tests.tools.coverage.shrink import (
     LENGTH,
     RESNET,
@@ -404,6 +405,7 @@ def make(model_type: str, failures: list[str]) -> tuple[Any, Any, dict[str, Any]
             model = build(model_class(model_type, config, recipe.model), config, recipe.gain)
             several = [recipe.inputs(model)] if recipe.inputs else feedings(model)
             if given := accepted(model, several, failures):
+                liven(model, given)
                 return model, config, given
         except Exception as error:
             failures.append(describe_error(error))

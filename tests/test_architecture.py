@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -25,11 +26,26 @@ BANNED = {
     "measures": {"transformers"},
     "views": {"rich", "matplotlib", "torch"},
 }
+AT_THE_ROOT = {
+    "pyproject.toml",
+    "attnscope",
+    "tests",
+    "sample_inputs",
+    "README.md",
+    "LICENSE",
+}  # and dotfiles
 MOST_LINES = 600
 LONGER: dict[str, str] = {}  # files with more, each with its reason
 MOST_IMPORTS = 0.065  # of all lines
 TEST_NAME_CHARACTERS = 70  # with its `test_`
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone of the repository")
+def test_root_holds_only_what_belongs_there():
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = {name.partition("/")[0] for name in files.splitlines()}
+    assert {name for name in names if not name.startswith(".")} == AT_THE_ROOT
 
 
 def package_of(path: Path) -> str:

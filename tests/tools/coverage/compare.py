@@ -134,7 +134,8 @@ def by_kernels(result: Result, maps: list[CapturedMap], sources: list[str], unit
     found = {
         number
         for number, unit in pairs
-        if is_same(unit, maps[number].weights) or same_rows(unit, maps[number].weights, CLOSE)
+        if is_same(unit, maps[number].weights)
+        or any(same(unit, maps[number].weights, CLOSE) for same in (same_rows, same_tokens_reordered))
     }
     result.unit = len(found)
     return found

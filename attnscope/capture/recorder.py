@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnscope.attention import Axis, Kind
@@ -284,6 +285,10 @@ def recording(
     recorder.record.note_cross_attention(axes or {})
 
 
+PLAIN = {int, bool, float, torch.Size, torch.dtype, torch.device}
+"""Results that hold no entries of a tensor: most calls ask for a shape or a type."""
+
+
 class AttentionMode(WatchingMode):
     """Calls every torch function unchanged, and reports it to a recorder."""
 
@@ -328,7 +333,7 @@ class AttentionMode(WatchingMode):
             result, inside = FusedProducts.run(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
-        if name:
+        if name and type(result) not in PLAIN:
             with recorder.guard:
                 recorder.on_torch_call(TorchCall(name, func, args, kwargs, result, inside))
         return result

@@ -7,12 +7,13 @@ change a model that another thread may be running.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from attnscope.capture.hooks.functions import Function, Tap, fast_path, is_compiled, is_quiet, original
@@ -143,11 +144,11 @@ def CALLED(original: Function, listeners: Callable[[], list[Listener]]) -> Funct
     return __call__
 
 
-def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among a call's own arguments, in order; nested ones, which have no shape, are left out."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and not value.is_nested:
-            yield value
+    with torch._C.DisableTorchFunction():  # a recording need not see what is asked here
+        values = (*args, *kwargs.values())
+        return [value for value in values if isinstance(value, Tensor) and not value.is_nested]
 
 
 @dataclass(eq=False)

@@ -85,11 +85,12 @@ class Lineage(Tracker):
                 self._paused_in, self.recorder.lineage_paused = call, True
         if self.recorder.lineage_paused:
             return
-        if not self.texts and call.tensors:
-            self.texts = tuple(call.tensors[0].shape[: 2 if call.tensors[0].ndim == 3 else 1])
-        for tensor in call.tensors:
-            if tensor.ndim > 2 or len(self.recorder.stack.calls) > 1:  # the model itself may be given series
-                self.start(tensor)
+        with torch._C.DisableTorchFunction():  # or the recording sees that shapes are asked for
+            if not self.texts and call.tensors:
+                self.texts = tuple(call.tensors[0].shape[: 2 if call.tensors[0].ndim == 3 else 1])
+            for tensor in call.tensors:
+                if tensor.ndim > 2 or len(self.recorder.stack.calls) > 1:  # the model may be given series
+                    self.start(tensor)
 
     def leave(self, call: Call, output: object) -> None:
         """A module need not be followed again if it attended without asking for its lineage."""

@@ -236,6 +236,7 @@ def folder(place):
 ASKED = {
     "cachecost": "cachecost",
     "circuit": "find_circuit",
+    "faithful": "compare_weighted_heads",
     "logits": "direct_effects logit_lens",
     "loss": "ablate",
     "patching": "patch",
@@ -246,12 +247,17 @@ ASKED = {
 """Questions that run a model often: each is asked once, however many options draw or print its answer."""
 
 
-def content(value):
+def content(value, _known={}):  # noqa: B006
     """What tells two arguments apart: their numbers and words, or else which object they are."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return str(value.dtype), str(value.tolist())
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.detach().flatten().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
     if is_dataclass(value):
-        return type(value), *(content(getattr(value, each.name)) for each in fields(value))
+        if id(value) not in _known:  # kept with it, or another object would get its number
+            parts = (content(getattr(value, each.name)) for each in fields(value))
+            _known[id(value)] = value, (type(value), *parts)
+        return _known[id(value)][1]
     if isinstance(value, Mapping):
         return tuple((key, content(each)) for key, each in value.items())
     if isinstance(value, (set, frozenset)):

@@ -70,37 +70,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def asked_once():
-    """Of models of libraries with one structure, one in a process is asked whether tokens also mix."""
-    from attnscope.capture.hooks.functions import original
-    from attnscope.models import seal
-
-    look, known = seal.measure_seal, {}
-
-    def look_once(model, prepared, lengths):
-        module = original(model.module)
-        if not type(module).__module__.startswith(("transformers.models.", "attnscope.")):
-            return look(model, prepared, lengths)
-        parts = tuple((path, type(part)) for path, part in module.named_modules())
-        sizes = tuple((name, each.shape, each.device) for name, each in module.named_parameters())
-        key = parts, sizes, str(module.config), prepared.entry, (*prepared.inputs,)
-        if key not in known:
-            known[key] = look(model, prepared, lengths)
-        return known[key]
-
-    seal.measure_seal = look_once
-    yield
-    seal.measure_seal = look
-
-
 @pytest.fixture(autouse=True)
 def unasked(request, monkeypatch):
-    """Tests marked ``unsealed`` are about weights; only ``--whole`` asks whether tokens mix elsewhere."""
-    if request.node.get_closest_marker("unsealed") and not request.config.getoption("whole"):
+    """Only tests marked ``sealed`` ask whether tokens also mix outside attention; with ``--whole`` all do."""
+    if not (request.node.get_closest_marker("sealed") or request.config.getoption("whole")):
         from attnscope.models import seal
 
-        monkeypatch.setattr(seal, "measure_seal", lambda *_: seal.Seal())
+        monkeypatch.setattr(seal, "seal_of_input", lambda *_: seal.Seal())
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ from tests.cli.run import numbers
 from tests.models import folders, images
 from tests.models.vision_language import vision_language
 
-pytestmark = pytest.mark.unsealed
-
 CAT = "The cat sat on the mat because it was tired."
 CODE = ["-f", "sample_inputs/source_code.py", "--max-tokens", "50"]
 ARTICLE = ["-f", "sample_inputs/article.txt", "--max-tokens", "60"]

@@ -30,8 +30,8 @@ from tests.tools.command_reference import examples_of
 from tests.tools.readme import BLOCK, DOCUMENTS, FENCED, README
 
 OTHERS = "--help --help-all --version --install-completion --nproc-per-node --array --gpus --requeue"
-OTHERS += " --guide --guidance"
-"""Options that no command of ours has: of every program, of torchrun, of Slurm, and of an earlier release."""
+OTHERS += " --guide --guidance --hook-stage"
+"""Options that no command of ours has: of all programs, torchrun, Slurm, pre-commit, and an older release."""
 
 MOST, WIDEST, LONGEST = 6, 78, 100  # examples of a command; characters of one in its help, and elsewhere
 LINES = 60  # of a help

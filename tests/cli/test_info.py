@@ -36,6 +36,7 @@ def of(name):
     return pytest.mark.parametrize("folder", [name], indirect=True)
 
 
+@pytest.mark.sealed
 @of("layers without attention")
 def test_info_names_layers_without_attention(run, folder):
     answer = run.json("info", folder)

@@ -138,6 +138,7 @@ def test_page_and_arrays_hold_signed_weights(run, folder, matrices, tmp_path):
         np.testing.assert_allclose(weights[lower], matrices[layer, 2][lower], atol=limit)
 
 
+@pytest.mark.sealed
 def test_layers_are_named_without_the_option_and_shown_with_it(run, folder):
     without, shown = (run("show", TEXT, "-m", folder, *words).out for words in ((), ("--mixers",)))
     assert "no attention in layers 0-2" in " ".join(without.split())
@@ -203,6 +204,7 @@ def inkling(tmp_path_factory):
     return folders.inkling(tmp_path_factory.mktemp("inkling"))
 
 
+@pytest.mark.sealed
 def test_convolutions_of_a_layer_are_heads_with_their_names(run, inkling, tmp_path):
     model = transformers.AutoModel.from_pretrained(inkling)
     names = [f"self_attn.{part}_sconv" for part in "kv"] + [f"{part}_sconv" for part in ("attn", "mlp")]

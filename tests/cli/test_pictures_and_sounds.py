@@ -22,8 +22,6 @@ from tests.capture.observing import MapObserver
 from tests.models.vision_recipes import vision_encoder_decoder
 from tests.tools import sounds
 
-pytestmark = pytest.mark.unsealed
-
 ABOUT = "what is on the mat ?"
 
 

@@ -93,6 +93,7 @@ class Model(torch.nn.Module):
 """
 
 
+@pytest.mark.sealed
 def test_show_and_stats_name_uncaptured_attention(run, tmp_path):
     (tmp_path / "half.py").write_text(HALF_SEEN.format("Attention"))
     name = f"{tmp_path}/half.py:Model"

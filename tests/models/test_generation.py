@@ -18,8 +18,6 @@ from tests.capture.tiny import DECODER, FAMILIES, SIZES, tiny
 from tests.models import folders
 from tests.models.folders import eager_maps
 
-pytestmark = pytest.mark.unsealed
-
 TEXT = "The cat sat on the mat"
 WINDOWS = {"head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 3}
 DECODERS = {

@@ -15,8 +15,6 @@ from attnscope.models.request import InputRequest
 from attnscope.models.text import reader
 from tests.models.folders import gpt2, minilm, t5
 
-pytestmark = pytest.mark.unsealed
-
 BOOK = "A cat sat there. " * 100_000  # 1.7 million characters
 READ = 20_000  # of them are read here, where it would be a million
 

@@ -18,6 +18,8 @@ from tests.capture.tiny import FAMILIES, inputs
 from tests.models.folders import gpt2
 from tests.models.mixers import CLEAN, OTHERS, SIZE, UNSEEN, Attention, Language, Other, Residual, make
 
+pytestmark = pytest.mark.sealed
+
 IDS = torch.randint(0, 99, (1, 12), generator=torch.Generator().manual_seed(0))
 SAID = ": tokens also mix here, outside the attention shown"
 WHERE = {"before": "before", "between": "layer 1, "}

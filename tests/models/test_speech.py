@@ -25,8 +25,6 @@ from tests.models import folders, speech
 from tests.models.folders import eager, eager_maps, made_once, maps
 from tests.tools import sounds
 
-pytestmark = pytest.mark.unsealed
-
 START = ["<|startoftranscript|>", "<|notimestamps|>"]
 
 

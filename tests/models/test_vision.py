@@ -21,8 +21,6 @@ from attnscope.questions.token import one_token
 from tests.models import folders, images
 from tests.models.folders import eager, eager_maps, made_once, maps
 
-pytestmark = pytest.mark.unsealed
-
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):

@@ -25,8 +25,6 @@ from tests.models.vision_language import ALL, FAMILIES, LAYERS, MORE, NEED_TORCH
 from tests.models.vision_recipes import make_folder, vision_encoder_decoder
 from tests.tools.pictures_in_texts import SIZES, TEXT, eager, identity, states_of, tiling
 
-pytestmark = pytest.mark.unsealed
-
 LONG = SIZES[1:]
 """The proportions that lie farthest apart; other tests read a picture of the first ones."""
 ALIKE = ("vipllava", "paligemma", "llava_onevision", "llava_next_video", "qwen2_5_vl", "smolvlm")

@@ -31,8 +31,6 @@ from tests.models import images, speech
 from tests.models.folders import eager
 from tests.models.vision_language import vision_language
 
-pytestmark = pytest.mark.unsealed
-
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory):

@@ -15,6 +15,8 @@ from tests.capture.observing import MapObserver, observe
 from tests.capture.placing.mixing_modules import SIZE, STATES, TALK, Chain, Stream, attend, talk
 from tests.capture.tiny import FAMILIES, SIZES, inputs, tiny
 
+pytestmark = pytest.mark.sealed
+
 
 def asked(module, *arguments, **inputs):
     """The record of a pass of a model that was asked how it mixes tokens."""

@@ -362,6 +362,7 @@ MADE = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", MADE)
+@pytest.mark.sealed
 def test_traced_or_exported_layer_is_named_if_it_has_attention(how):
     model = layers()
     model[1] = MADE[how](model[1])

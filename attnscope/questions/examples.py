@@ -28,6 +28,7 @@ from attnscope.questions.examples_reading import (
     EDGES,
     EMPTY,
     MOST_ROWS,
+    WIDTHS,
     Counts,
     ExampleReading,
     ExampleRows,
@@ -222,9 +223,7 @@ class _ExamplesWork(CorpusWork):
     def _learn(self, known: ExampleTotals) -> None:
         """ExampleRows that rank behind as many others as are kept need not be read."""
         for site, each in known.sites.items():
-            now = each.top.last, each.sample.last
-            before = self.lasts.get(site, now)
-            self.lasts[site] = torch.minimum(before[0], now[0]), torch.minimum(before[1], now[1])
+            self.lasts[site] = torch.minimum(self.lasts.get(site, each.rows.last), each.rows.last)
 
 
 def _summarize(work: _ExamplesWork, head: Head | None, top: int, maps: bool, sentences: bool) -> Examples:
@@ -279,18 +278,20 @@ class _Shown:
     """One head of a site: which of its rows are shown, and its histograms."""
 
     def __init__(self, site: SiteExamples, head: int, top: int) -> None:
-        strongest = _rows_of(site.top, head)
+        best, sample = site.halves
+        strongest = _rows_of(best, head)
+        scores, *shares = site.bins[head].split_with_sizes(WIDTHS)
         self.top = strongest[:top]
         most = strongest[0].score if strongest else 0.0
-        self.deciles = list(find_deciles(_rows_of(site.sample, head), site.scores[head].numpy(), most))
+        self.deciles = list(find_deciles(_rows_of(sample, head), scores.numpy(), most))
         self.shown = [*self.top, *(row for *_, rows in self.deciles for row in rows)]
         numbered = ((DECILES - number, row) for number, (*_, rows) in enumerate(self.deciles) for row in rows)
         tenths = reversed([*((DECILES, row) for row in self.top), *numbered])
         self.tenths = {row.text: tenth for tenth, row in tenths}  # of the strongest row of a text
         self.maps = list[TextMap]()
-        self.ids: Array = site.top.place[head, : len(strongest), 2:].numpy()  # [row, row's | key's]
+        self.ids: Array = best.place[head, : len(strongest), 2:].numpy()  # [row, row's | key's]
         bins = tuple(each / BINS for each in range(1, BINS))
-        both = (EDGES, site.gaps.value()[head]), (bins, site.weights[head]), (bins, site.entropy[head])
+        both = (EDGES, site.gaps.value()[head]), *((bins, each) for each in shares)
         self.histograms = [
             Histogram(tuple(map(float, edges)), tuple((sums / sums.sum().clamp_min(1e-30)).tolist()))
             for edges, sums in both
@@ -358,11 +359,11 @@ def _read_contexts(
         begins = cut_text(entry.text, "sentence")
         spans = spans_of(prepared.tokens, entry.text, begins) if sentences else ()
         cut = [range(each.start, each.stop) for each in spans]
+        parts = {kind: cut if sentences and kind != "cross" else _words(axes[kind][1]) for kind in axes}
         for head, number in wanted[text]:
             assert head.kind is not None  # its site has one
-            both, crossed = axes[head.kind], head.kind == "cross"
-            parts = cut if sentences and not crossed else _words(both[1])
-            example = _example(shown[head].shown[number], both, parts, crossed=crossed)
+            own = axes[head.kind], parts[head.kind]
+            example = _example(shown[head].shown[number], *own, crossed=head.kind == "cross")
             yield (head, number), replace(example, text=entry.where)
 
 
@@ -420,10 +421,11 @@ class _Overlaps:
         codes, keys, weights = list[Array](), list[Array](), list[Array]()
         for site, each in self.total.sites.items():
             if site.kind == kind:
-                every += (Head(site.layer, head, kind) for head in range(len(each.weights)))
-                codes += list(((each.sample.place[..., 0].long() << 32) + each.sample.place[..., 1]).numpy())
-                keys += list(each.sample.keys.numpy())
-                weights += list(each.sample.weights.numpy())
+                every += (Head(site.layer, head, kind) for head in range(len(each.bins)))
+                sample = each.halves[1]
+                codes += list(((sample.place[..., 0].long() << 32) + sample.place[..., 1]).numpy())
+                keys += list(sample.keys.numpy())
+                weights += list(sample.weights.numpy())
         common = reduce(lambda one, other: one[np.isin(one, other)], codes)
         for number, mine in enumerate(codes):
             order = np.argsort(mine)

@@ -10,6 +10,8 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -93,7 +95,12 @@ class ExampleRows:
         return cls(*(torch.zeros(heads, 0, *shape, dtype=kind) for kind, shape in ROW_SHAPES))
 
     def merge(self, other: ExampleRows) -> None:
-        """Add other rows; the first ``MOST_ROWS`` of both stay."""
+        """Add other rows in order; the first ``MOST_ROWS`` of both stay."""
+        if not bool((other.rank <= self.last).any()):
+            return
+        if not self.rank.shape[1]:
+            vars(self).update(vars(other))
+            return
         both = {name: torch.cat([mine, getattr(other, name)], 1) for name, mine in vars(self).items()}
         rank, place = both["rank"], both["place"].long()
         order = ((place[..., 0] << 32) + place[..., 1]).argsort(dim=1, stable=True)
@@ -122,57 +129,64 @@ ROW_SHAPES: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (
 class SiteExamples:
     """What is kept of the heads of one site."""
 
-    top: ExampleRows  # by score
-    sample: ExampleRows  # by a random rank
+    rows: ExampleRows  # of all heads by score, then of all by a random rank, the sample
     gaps: ExactSum  # [head, bin]: the weight on keys by their distance
-    scores: Tensor  # float64, [head, bin]: rows by their score, see ``find_bins``
-    weights: Tensor  # float64, [head, bin]: rows by the largest weight outside their own and the first token
-    entropy: Tensor  # float64, [head, bin]: rows by their normalized entropy
+    bins: Tensor  # float64, [head, bin]: rows by what ``WIDTHS`` lists
 
     @classmethod
     def none(cls, heads: int) -> SiteExamples:
         """Nothing, for so many heads."""
-        gaps, *bins = (
-            torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, 2 * SIDE, BINS, BINS)
+        gaps, bins = (
+            torch.zeros(heads, count, dtype=torch.float64) for count in (len(EDGES) + 1, sum(WIDTHS))
         )
-        return cls(ExampleRows.none(heads), ExampleRows.none(heads), ExactSum(gaps), *bins)
+        return cls(ExampleRows.none(2 * heads), ExactSum(gaps), bins)
+
+    @property
+    def halves(self) -> tuple[ExampleRows, ExampleRows]:
+        """The strongest rows of each head, and its sample."""
+        top, sample = zip(*(each.chunk(2) for each in vars(self.rows).values()), strict=True)
+        return ExampleRows(*top), ExampleRows(*sample)
 
     def merge(self, other: SiteExamples) -> None:
         """Add what is kept of other texts."""
-        self.top.merge(other.top)
-        self.sample.merge(other.sample)
-        for name in ("gaps", *COUNTED):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.rows.merge(other.rows)
+        self.gaps, self.bins = self.gaps + other.gaps, self.bins + other.bins
+
+    def __reduce__(self) -> tuple[Any, ...]:  # sent by another process
+        return SiteExamples.from_state, (self.state(),)
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        bins: dict[str, Any] = {name: getattr(self, name).long().tolist() for name in COUNTED}
-        bins["gaps"] = self.gaps.state()
-        rows = {
-            name: [b64encode(each.numpy().tobytes()).decode() for each in vars(rows).values()]
-            for name, rows in (("top", self.top), ("sample", self.sample))
-        }
-        return rows | bins
+        """All of it as plain data; of the bins those that are not empty."""
+        rows, places = vars(self.rows).values(), self.bins.flatten().nonzero()[:, 0]
+        bins = places.int(), self.bins.flatten()[places].long()
+        return {"rows": [*map(_encode, rows)], "gaps": self.gaps.state(), "bins": [*map(_encode, bins)]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> SiteExamples:
-        """What ``state`` wrote down. Raises ``ValueError`` or ``TypeError`` for anything else."""
-        bins = [torch.tensor(state[name], dtype=torch.float64) for name in COUNTED]
-        heads, gaps = len(bins[0]), ExactSum.from_state(state["gaps"])
-        shapes = [gaps.shape, *(each.shape for each in bins)]
-        if shapes != [(heads, count) for count in (len(EDGES) + 1, 2 * SIDE, BINS, BINS)]:
+        """What ``state`` wrote down. Raises an error for anything else."""
+        gaps = ExactSum.from_state(state["gaps"])
+        made, heads = cls.none(gaps.shape[0]), 2 * gaps.shape[0]
+        if gaps.shape != made.gaps.shape:
             raise ValueError("the histograms do not fit together")
-        rows = []
-        for name in ("top", "sample"):
-            parts = zip(ROW_SHAPES, state[name], strict=True)
-            rows.append(ExampleRows(*(_decode(text, heads, kind, shape) for (kind, shape), text in parts)))
-        return cls(rows[0], rows[1], gaps, *bins)
+        parts = zip(ROW_SHAPES, state["rows"], strict=True)
+        made.rows = ExampleRows(*(_decode(text, kind, heads, *shape) for (kind, shape), text in parts))
+        kinds = zip(state["bins"], (torch.int32, torch.int64), strict=True)
+        places, counts = (_decode(text, kind, 1)[0] for text, kind in kinds)
+        counted = torch.bincount(places, counts.double(), minlength=made.bins.numel())
+        made.gaps, made.bins = gaps, counted.view_as(made.bins)
+        return made
 
 
-COUNTED = "scores", "weights", "entropy"  # histograms of rows
+WIDTHS = 2 * SIDE, BINS, BINS
+"""Bins of the score of a row (see ``find_bins``), of the largest weight outside its own and the first token,
+and of the normalized entropy."""
 
 
-def _decode(text: str, heads: int, kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _encode(tensor: Tensor) -> str:
+    return b64encode(tensor.numpy().tobytes()).decode()
+
+
+def _decode(text: str, kind: torch.dtype, heads: int, *shape: int) -> Tensor:
     array = np.frombuffer(b64decode(text, validate=True), torch.empty(0, dtype=kind).numpy().dtype)
     return torch.from_numpy(array.copy()).view(heads, -1, *shape)
 
@@ -193,7 +207,7 @@ class ExampleTotals:
         """Add the sums of other texts."""
         self.measured.merge(other.measured)
         for site, theirs in other.sites.items():
-            self.sites.setdefault(site, SiteExamples.none(len(theirs.weights))).merge(theirs)
+            self.sites.setdefault(site, SiteExamples.none(len(theirs.bins))).merge(theirs)
         for kind, both in other.counts.items():
             for mine, more in zip(self.counts.setdefault(kind, (Counter(), Counter())), both, strict=True):
                 mine.update(more)
@@ -205,7 +219,11 @@ class ExampleTotals:
         for kind, sides in labels.items():
             self.counts[kind] = _count(sides[0]), _count(sides[1])
             names |= {token.id: token.text for side in sides for text in side for token in text}
-        kept = {id_ for each in self.sites.values() for id_ in torch.unique(each.top.place[..., 2:]).tolist()}
+        kept = {
+            id_
+            for each in self.sites.values()
+            for id_ in torch.unique(each.halves[0].place[..., 2:]).tolist()
+        }
         self.names = {id_: names[id_] for id_ in sorted(kept & names.keys())}
 
     def __getstate__(self) -> dict[str, Any]:  # sent by another process
@@ -239,8 +257,8 @@ def _count(texts: Sequence[Sequence[Token]]) -> Counter[int]:
 
 
 Labels: TypeAlias = Mapping[Kind, tuple[Sequence[Sequence[Token]], Sequence[Sequence[Token]]]]
-Lasts: TypeAlias = dict[Site, tuple[Tensor, Tensor]]
-"""The worst rank that may still be kept, of the strongest rows and of the sample, each [head, 1]."""
+Lasts: TypeAlias = dict[Site, Tensor]
+"""The worst rank that may still be kept, as ``ExampleRows.last`` of all rows."""
 
 
 @dataclass(eq=False)
@@ -264,27 +282,31 @@ class ExampleReading:
             return  # no tokens, or others than the text's
         kept = self.sites.setdefault(site, SiteExamples.none(block.rows.shape[1]))
         row = torch.arange(measured.start, measured.start + block.rows.shape[2])
-        habit = find_habit(block)
-        largest = block.rows.masked_fill(habit, -1).amax(-1).cpu()  # [text, head, row]
-        counts = (block.allowed & ~habit).any(-1).expand(largest.shape).cpu()
-        kept.weights += count_rows(unit_bins(largest), counts, BINS)
-        if "normalized_entropy" in measured.values:
-            entropy, known = measured.values["normalized_entropy"]
-            kept.entropy += count_rows(unit_bins(entropy), known, BINS)
-        gaps = block.gaps if block.start is not None else torch.arange(block.key_count) - row[:, None]
-        kept.gaps += ExactSum(sum_by_gap(block, gaps))
-        score = largest
-        if self.by is not None:
-            score, counts = measured.values.get(self.by, (largest, torch.zeros_like(counts)))
+        first = measured.start if block.start is None else block.start
+        habit, distances = _columns(first, *block.rows.shape[2:], block.start is not None)
+        rows, habit = block.rows, habit.to(block.rows.device)
+        largest = (rows - torch.where(habit, inf, 0.0)).amax(-1).cpu()  # [text, head, row]
+        beyond = (block.allowed & ~habit).any(-1).cpu()
+        none = largest, torch.zeros_like(beyond)
+        score, counts = measured.values.get(self.by, none) if self.by else (largest, beyond)
         counts = counts.expand(score.shape) & score.isfinite()
-        kept.scores += count_rows(find_bins(score), counts, 2 * SIDE)
-        number = torch.tensor([self.numbers[text] for text in measured.texts])[:, None]
-        drawn = draw_ranks(number, row)[:, None].expand(score.shape)
-        lasts = self.lasts.get(site, (kept.top.last, kept.sample.last))
-        for rows, rank, last in zip((kept.top, kept.sample), (rank_scores(score), drawn), lasts, strict=True):
-            usable = counts & (rank <= torch.minimum(rows.last, last))
-            if bool(usable.any()):
-                rows.merge(pick_rows(block, habit, rank.masked_fill(~usable, EMPTY), score, number, row))
+        entropy, known = measured.values.get("normalized_entropy", none)
+        bins = find_bins(score), unit_bins(largest), unit_bins(entropy)
+        kept.bins += count_rows(bins, (counts, beyond, known))
+        kept.gaps += ExactSum(rows.nan_to_num().sum(0).flatten(1).cpu().double() @ distances)
+        number = torch.tensor([self.numbers[text] for text in measured.texts])
+        drawn = draw_ranks(number[:, None], row)[:, None].expand(score.shape)
+        rank = _by_head(torch.stack((rank_scores(score), drawn)))
+        counts = _by_head(counts.expand(2, *score.shape))
+        last = torch.minimum(kept.rows.last, self.lasts.get(site, kept.rows.last))
+        rank = rank.masked_fill(~counts | (rank > last), EMPTY)
+        if most := int((rank < EMPTY).sum(1).max()):
+            kept.rows.merge(pick_rows(block, habit, rank, most, score, number, row))
+
+
+def _by_head(ways: Tensor) -> Tensor:
+    """[way, text, head, row] -> [way * head, text * row]"""
+    return ways.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class TextMap(NamedTuple):
@@ -329,52 +351,51 @@ def read_maps(
     yield from found
 
 
-def find_habit(block: Block) -> Tensor:
-    """The keys that most heads attend to by habit: the row's own and the first token.  -> bool, [row, key]"""
-    if block.start is None:
-        return torch.zeros(block.rows.shape[-2:], dtype=torch.bool, device=block.rows.device)
-    return (block.gaps == 0) | (block.gaps + block.positions[:, None] == 0)
+@lru_cache(maxsize=2)
+def _columns(first: int, rows: int, keys: int, own: bool) -> tuple[Tensor, Tensor]:
+    """The keys that most heads attend to by habit: the row's own and the first token, bool, [row, key].
+
+    Then the bin of each key's distance, float64, [row * key, bin]. Rows begin at ``first``; without their
+    ``own`` key among the keys there is no habit.
+    """
+    gaps = torch.arange(keys) - torch.arange(first, first + rows)[:, None]
+    bins = torch.bucketize(gaps.flatten(), torch.tensor(EDGES), right=True)
+    habit = ((gaps == 0) | (torch.arange(keys) == 0)) & own
+    return habit, one_hot(bins, len(EDGES) + 1).double()
 
 
 def unit_bins(values: Tensor) -> Tensor:
     """The bin of each value from 0 to 1.  -> int64, of the same shape"""
-    return (values.nan_to_num() * BINS).long().clamp(0, BINS - 1)
+    return (values.nan_to_num() * BINS).clamp(0, BINS - 1).long()
 
 
-def count_rows(bins: Tensor, counts: Tensor, count: int) -> Tensor:
-    """The number of rows in each bin.  [text, head, row] -> float64, [head, bin]"""
-    heads = bins.shape[1]
-    places = (bins + torch.arange(heads)[:, None] * count)[counts.expand(bins.shape)]
-    return torch.bincount(places, minlength=heads * count).view(heads, count).double()
-
-
-def sum_by_gap(block: Block, gaps: Tensor) -> Tensor:
-    """The weight on keys at each distance.  -> float64, [head, bin]"""
-    bins = torch.bucketize(gaps, torch.tensor(EDGES, device=gaps.device), right=True)  # [row, key]
-    weights = block.rows.nan_to_num().sum(0).flatten(1).cpu().double()  # [head, row * key]
-    return weights @ one_hot(bins.flatten().cpu(), len(EDGES) + 1).double()
+def count_rows(bins: Sequence[Tensor], counts: Sequence[Tensor]) -> Tensor:
+    """The number of rows in each bin of ``WIDTHS``.  [text, head, row] each -> float64, [head, bin]"""
+    heads, width = bins[0].shape[1], sum(WIDTHS)
+    first = torch.arange(heads)[:, None] * width
+    places = torch.stack([each + first + sum(WIDTHS[:number]) for number, each in enumerate(bins)])
+    weights = torch.stack([each.expand(bins[0].shape) for each in counts]).double()
+    return torch.bincount(places.flatten(), weights.flatten(), heads * width).view(heads, width)
 
 
 def pick_rows(
-    block: Block, habit: Tensor, rank: Tensor, score: Tensor, number: Tensor, row: Tensor
+    block: Block, habit: Tensor, rank: Tensor, most: int, score: Tensor, number: Tensor, row: Tensor
 ) -> ExampleRows:
-    """The first ``MOST_ROWS`` rows of each head by rank, [text, head, row], ``EMPTY`` for no row."""
+    """At most ``most`` first rows of each head by rank, [way * head, text * row], ``EMPTY`` for no row."""
     assert block.queries is not None
     assert block.keys is not None
-    flat = rank.transpose(0, 1).flatten(1)  # [head, text * row]
-    order = (flat << INDEX_BITS) + torch.arange(flat.shape[1])  # all differ
-    best = order.topk(min(MOST_ROWS, flat.shape[1]), largest=False).values
-    best = best[:, : int((best >> INDEX_BITS < EMPTY).sum(1).max())]
-    index, head = best & ((1 << INDEX_BITS) - 1), torch.arange(len(flat))[:, None]
-    text, at = index // len(row), index % len(row)  # [head, row]
+    order = (rank << INDEX_BITS) + torch.arange(rank.shape[1])  # all differ
+    best = order.topk(min(MOST_ROWS, most), largest=False).values
+    index, head = best & ((1 << INDEX_BITS) - 1), torch.arange(len(rank))[:, None] % block.rows.shape[1]
+    text, at = index // len(row), index % len(row)  # [way * head, row]
     weights, place = block.rows[text, head, at].topk(min(MOST_KEYS, block.rows.shape[-1]))
     beyond = ~habit[at.to(habit.device)].gather(-1, place) & (weights > 0)
     first = beyond.int().argmax(-1, keepdim=True)
-    ids = [facts.ids.cpu()[text.clamp(max=len(facts.ids) - 1)] for facts in (block.queries, block.keys)]
-    own = ids[0].gather(-1, at[..., None])
-    other = ids[1].gather(-1, place.gather(-1, first).cpu())
+    own, other = (facts.ids.cpu() for facts in (block.queries, block.keys))
+    own = own[text.clamp(max=len(own) - 1), at][..., None]
+    other = other[text.clamp(max=len(other) - 1)[..., None], place.gather(-1, first).cpu()]
     other = other.masked_fill(~beyond.any(-1, keepdim=True).cpu(), -1)
-    where = number[text], row[at][..., None], own, other
+    where = number[text][..., None], row[at][..., None], own, other
     short = (0, MOST_KEYS - place.shape[-1])
     return ExampleRows(
         best >> INDEX_BITS,

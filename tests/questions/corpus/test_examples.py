@@ -356,9 +356,7 @@ def test_state_does_not_grow_with_the_corpus(monkeypatch, model, texts):
     monkeypatch.setattr("attnscope.questions.corpus.SAVING_SECONDS", 0.0)
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 100)
     corpus_examples(model, ListedTexts(texts[:100]), run=CorpusRun(checkpoint=Path("sums.json")))
-    sizes = [
-        [len(part) for site in state["sites"] for part in (*site["top"], *site["sample"])] for state in states
-    ]
+    sizes = [[len(part) for site in state["sites"] for part in site["rows"]] for state in states]
     assert len(sizes) > 10
     assert sizes[5] == sizes[-1]
 

@@ -282,6 +282,15 @@ def test_batches_and_windows_change_nothing(model, monkeypatch, texts, tokens, w
         assert one.distances.shares == pytest.approx(other.distances.shares, abs=ROUNDING)
 
 
+def test_rows_that_later_batches_skip_are_not_among_the_kept(model, monkeypatch, texts, rows):
+    monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 60)
+    read = [row for row in rows if row[0] <= 150]
+    found = corpus_examples(model, ListedTexts(texts[:150]), top=MOST_ROWS)
+    assert_top(found.heads, read)
+    for each in found.heads:
+        assert_tenths(each, scored(read, (each.head.layer, each.head.head)))
+
+
 def made_up(seed, count=70):
     """Kept rows with many equal scores, in any order, each place once."""
     draw = torch.Generator().manual_seed(seed)

@@ -247,30 +247,33 @@ ASKED = {
 """Questions that run a model often: each is asked once, however many options draw or print its answer."""
 
 
-def content(value, _known={}):  # noqa: B006
-    """What tells two arguments apart: their numbers and words, or else which object they are."""
+def content(value, kept):
+    """What tells two arguments apart: their numbers and words, or else which object they are.
+
+    ``kept`` has each record by its number, with the record itself, or another would get that number.
+    """
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.detach().flatten().view(torch.uint8).numpy().tobytes()
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if is_dataclass(value):
-        if id(value) not in _known:  # kept with it, or another object would get its number
-            parts = (content(getattr(value, each.name)) for each in fields(value))
-            _known[id(value)] = value, (type(value), *parts)
-        return _known[id(value)][1]
+        if id(value) not in kept:
+            parts = (content(getattr(value, each.name), kept) for each in fields(value))
+            kept[id(value)] = value, (type(value), *parts)
+        return kept[id(value)][1]
     if isinstance(value, Mapping):
-        return tuple((key, content(each)) for key, each in value.items())
+        return tuple((key, content(each, kept)) for key, each in value.items())
     if isinstance(value, (set, frozenset)):
-        return frozenset(map(content, value))
-    return tuple(map(content, value)) if isinstance(value, (list, tuple)) else value
+        return frozenset(content(each, kept) for each in value)
+    return tuple(content(each, kept) for each in value) if isinstance(value, (list, tuple)) else value
 
 
-def remembered(ask):
+def remembered(ask, kept):
     """A question with a memory. An option that it does not see gets the same answer, and does nothing."""
     known = {}
 
     def question(*given, **options):
-        key = content(given), content(options)
+        key = content(given, kept), content(options, kept)
         if key not in known:
             known[key] = ask(*given, **options)
         return known[key]
@@ -293,10 +296,11 @@ def answer(run, folder, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda *given, **more: draw(*given, **more | {"dpi": 100}))
     for each in iter_modules(questions.__path__):  # before one of them imports a question with a memory
         import_module(f"{questions.__name__}.{each.name}")
+    kept = {}
     for file, names in ASKED.items():
         for name in names.split():
             path = f"{questions.__name__}.{file}"
-            monkeypatch.setattr(f"{path}.{name}", remembered(getattr(import_module(path), name)))
+            monkeypatch.setattr(f"{path}.{name}", remembered(getattr(import_module(path), name), kept))
     known = {}
 
     def listed():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from attnscope.capture.hooks.functions import Function
+from attnscope.capture.hooks.functions import Function, Tap
 from attnscope.capture.hooks.mixers import CONVOLUTION, KERNELS, kernels_of
 from attnscope.capture.rows.mixing import BLOCK_BYTES
 from attnscope.errors import InputError, ModelError, readable
@@ -96,26 +96,28 @@ def estimate_cost(source: ModelSource, tokens: int, texts: float = 0) -> LookCos
     Also that of ``stats`` on so many such ``texts``, if any.
     """
     config = source.load_config()
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None)
     bare, dtype = pick_class(config, False, False), config.dtype or torch.float32
+    if type(config) not in bare._model_mapping:
+        raise ModelError(f"{source.name} is part of another model: --cost is of whole models")
     made = bare._model_mapping[type(config)]
     made = made[0] if isinstance(made, tuple) else made  # of several, the library's default
     names = [name for name in ("input_ids", "decoder_input_ids") if accepts(made, name)]
     if "input_ids" not in names:
         raise ModelError(f"{source.name} reads no tokens: --cost is of models of text")
-    with source.guarded(), foreign_work(f"building {source.name}"):
-        from torch._subclasses.fake_tensor import FakeTensorMode
+    with source.guarded(), foreign_work(f"building {source.name}"), _without_numbers(source.name) as empty:
+        from transformers.initialization import no_init_weights
 
-        with FakeTensorMode():
+        with empty, no_init_weights(), CONVERSION.listening(torch.utils, None):
             batch, few = max(1, BATCH_TOKENS // tokens), min(tokens, BATCH_TOKENS)
             one, short, many = (
                 {name: torch.zeros(shape, dtype=torch.long) for name in names}
                 for shape in ((1, tokens), (1, few), (batch, few))
             )
-            predicting = pick_class(config, False, True).from_config(config, dtype=dtype).eval()
-            module = predicting.base_model
-            if type(module) is not made:  # in some, the head cannot be left out
-                module = bare.from_config(config, dtype=dtype).eval()
+            predicting, module = (
+                _built(automatic, config, dtype) for automatic in (pick_class(config, False, True), bare)
+            )
             kernels = KernelRuns()
             with kernels_of(module, kernels):
                 plain = EmptyPass(module).run(one)
@@ -124,14 +126,13 @@ def estimate_cost(source: ModelSource, tokens: int, texts: float = 0) -> LookCos
     base = taken_memory()  # with the library's code of this model
     parts = module.parameters(), predicting.parameters(), {part.weight for part in _tables(module)}
     weights, headed, unread = (sum(each.numel() * each.element_size() for each in part) for part in parts)
-    text = config.get_text_config()
-    layers, width = (getattr(text, name, None) or 0 for name in ("num_hidden_layers", "num_attention_heads"))
+    heads = count_heads(text)
     pace = measure_pace(dtype)
     once = timed.seconds(pace, plain.operations)
     looks = [
         ("show, stats, find, spans", 1.0, weights - unread + plain.most, once),  # unused rows stay on disk
         ("logits", WITH_GRADIENT, headed + saved.most, once),
-        ("cut, patch, ablate", max(1.0, HEADS * layers * width), headed + plain.most, once),
+        ("cut, patch, ablate", max(1.0, HEADS * heads), headed + plain.most, once),
     ]
     if texts:
         taken = weights - unread + max(plain.most, batched.most)
@@ -158,6 +159,34 @@ def estimate_cost(source: ModelSource, tokens: int, texts: float = 0) -> LookCos
         costs,
         tuple(_notes(kernels, pace, positions, tokens)),
     )
+
+
+def _built(automatic: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A model of a class, in which some weights are the same tensor, as where their numbers are drawn."""
+    module = automatic.from_config(config, dtype=dtype).eval()
+    module.tie_weights()
+    return module
+
+
+@contextmanager
+def _without_numbers(name: str) -> Iterator[AbstractContextManager[Any]]:
+    """In which tensors have shapes alone. Raises ``ModelError`` where a model asks for a number."""
+    from torch._subclasses import fake_tensor
+
+    try:
+        yield fake_tensor.FakeTensorMode()
+    except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException) as error:
+        reason = f"what it computes depends on its numbers ({error})"
+        raise ModelError(f"the cost of {name} is not known before a pass: {reason}") from error
+
+
+def count_heads(config: Any) -> int:
+    """The attention heads that a config of a text model names, over all layers."""
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    try:
+        return layers * (getattr(config, "num_attention_heads", None) or 0)
+    except Exception:  # they differ, and the config has one for each layer
+        return sum(getattr(one, "num_attention_heads", None) or 0 for one in config.per_layer_config)
 
 
 def _notes(kernels: KernelRuns, pace: float, positions: int | None, tokens: int) -> Iterator[str]:
@@ -215,6 +244,19 @@ def _numbers(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtyp
     return torch.full((last + 1 if 0 not in shape else 0,), 0.01, dtype=dtype).as_strided(shape, strides)
 
 
+def _conversion(original: Function, listeners: Callable[[], list[None]]) -> Function:
+    """``module.to`` swaps two tensors, which torch refuses if they are empty: it takes the new data here."""
+
+    def swap(weights: Tensor, converted: Tensor) -> None:
+        if listeners():
+            weights.data = converted.data
+        else:
+            original(weights, converted)
+
+    return swap
+
+
+CONVERSION: Tap[None] = Tap("swap_tensors", _conversion)
 LARGE = 2 << 30  # operations of a product as large as the one whose pace is measured
 
 
@@ -234,7 +276,13 @@ class EmptyPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def run(self, inputs: dict[str, Any], *, gradient: bool = False) -> EmptyPass:
         """Run it."""
         module, begun = self.module, list[Tensor]()
-        hooks = [each.register_forward_hook(lambda *call: begun.append(call[2])) for each in _tables(module)]
+
+        def begin(_module: nn.Module, _given: Any, made: Any) -> None:
+            begun.extend(
+                each for each in tree_leaves(made) if isinstance(each, Tensor) and each.requires_grad
+            )
+
+        hooks = [each.register_forward_hook(begin) for each in _tables(module)]
         with torch.set_grad_enabled(gradient), self:
             made = module(**inputs, **({"use_cache": False} if accepts(module, "use_cache") else {}))
             if gradient:
@@ -254,7 +302,8 @@ class EmptyPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function, count it, and the storages that it creates until they are freed."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        grouped = func._schema.name in GROUPED
+        result = _grouped_product(*args[:3]) if grouped else func(*args, **kwargs)
         for each in tree_leaves(result):
             storage = each.untyped_storage() if isinstance(each, Tensor) else None
             if storage is not None and storage not in self.known:
@@ -263,7 +312,13 @@ class EmptyPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 finalize(storage, self._add, -storage.nbytes())
         operations = count_operations(func, args, kwargs, result)
         self.operations += operations
-        if operations > LARGE:
+        if grouped:  # as if each expert got the same number of tokens
+            rows, experts = args[0], args[1] if args[1].ndim == 3 else args[1][None]
+            groups = min(len(rows), len(experts))
+            self.small.add(
+                torch.ops.aten.mm.default, (rows[: ceil(len(rows) / groups)], experts[0]), {}, groups
+            )
+        elif operations > LARGE:
             self.large += operations
         elif func.namespace == "aten" and not func.is_view and func is not torch.ops.aten.embedding.default:
             self.small.add(func, args, kwargs)  # a table has no arithmetic, and may be large
@@ -274,12 +329,26 @@ class EmptyPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = max(self.most, self.live)
 
 
+GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")  # products of experts with their tokens
+
+
+def _grouped_product(rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+    """The result's shape, which torch knows without numbers for one type alone.
+
+    A gradient is a product of two matrices, whose groups lie along their common side.
+    """
+    sides = (len(rows),) if experts.ndim == 3 else (len(ends), len(rows))
+    return rows.new_empty(*sides, experts.shape[-1])
+
+
 def count_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """The floating-point operations of a product, or of attention; 0 for anything else."""
     from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
     if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
         return float(sdpa_flop_count(*(each.shape for each in args[:3])))  # type: ignore[no-untyped-call]
+    if func._schema.name in GROUPED:
+        return float(2 * args[0].numel() * args[1].shape[-1])
     counter = flop_registry.get(func._overloadpacket)
     return 0.0 if counter is None else float(counter(*args, **kwargs, out_val=result))
 

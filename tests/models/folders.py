@@ -146,7 +146,7 @@ def hybrid(folder: Path) -> str:
     return save(folder, transformers.Qwen3NextForCausalLM(config))
 
 
-def inkling(folder: Path) -> str:
+def inkling(folder: Path, dtype: str = "float32") -> str:
     """A tiny model whose two layers have attention, and four short convolutions around it."""
     gpt2(folder)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "d_rel": 4, "rel_extent": 16}
@@ -155,8 +155,8 @@ def inkling(folder: Path) -> str:
     }
     sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 400, "num_hidden_layers": 2}
     ends = {"bos_token_id": None, "eos_token_id": 0, "mlp_layer_types": ["dense"] * 2}
-    config = transformers.InklingTextConfig(**sizes, **heads, **ends, max_position_embeddings=64)
-    return save(folder, transformers.InklingForCausalLM(config))
+    config = transformers.InklingTextConfig(**sizes, **heads, **ends, max_position_embeddings=64, dtype=dtype)
+    return save(folder, transformers.InklingForCausalLM._from_config(config))
 
 
 def save(folder: Path, model, *parts, seed: int | None = 0) -> str:

@@ -9,15 +9,21 @@ import pytest
 import torch
 import transformers
 from transformers import (
+    AutoConfig,
     AutoModel,
+    BertConfig,
     FunnelConfig,
     GPT2Config,
     Lfm2Config,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
+    MixtralConfig,
+    ModernBertDecoderConfig,
+    RoFormerConfig,
     T5Config,
     ViTConfig,
+    XmodConfig,
 )
 
 from attnscope.capture import RowSums, recording
@@ -30,29 +36,38 @@ from attnscope.questions.cost import (
     EmptyPass,
     TimedRuns,
     cost_answer,
+    count_heads,
     estimate_corpus_cost,
     estimate_cost,
     measure_pace,
 )
 from attnscope.questions.info import fault, survey_model
 from attnscope.storage.corpus import read_corpus
-from tests.models.folders import gpt2
+from tests.models.folders import gpt2, inkling
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
 FUNNEL = {"block_sizes": [1, 1], "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "vocab_size": 100}
+ENDS = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "pad_token_id"), 0)
 CONFIGS = {
     "gpt2": GPT2Config(n_layer=2, n_head=4, n_embd=64, n_positions=256, vocab_size=100),
     "llama": LlamaConfig(**LLAMA, vocab_size=100, max_position_embeddings=256, dtype="bfloat16"),
     "t5": T5Config(d_model=32, d_ff=64, num_layers=2, num_heads=2, d_kv=16, vocab_size=100),
     "several classes": FunnelConfig(**FUNNEL, architectures=["FunnelModel"]),
+    "pooler": BertConfig(**LLAMA, vocab_size=100),
+    "frozen positions": RoFormerConfig(**LLAMA, vocab_size=100),
+    "numbers within limits": ModernBertDecoderConfig(**LLAMA, vocab_size=100, **ENDS),
     "no heads": MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100),
 }
 
 
+TIME = TimedRuns._time
+
+
 @pytest.fixture(autouse=True)
 def paced(monkeypatch):
-    """A machine whose pace is known, and not measured for a third of a second each time."""
+    """A machine whose pace and time for an operation are known, and not measured each time."""
     monkeypatch.setattr("attnscope.questions.cost.measure_pace", lambda dtype: 1e9)
+    monkeypatch.setattr(TimedRuns, "_time", lambda self, function, shapes: 1e-6)
 
 
 @pytest.fixture
@@ -69,7 +84,7 @@ def cost_of(tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_estimated_parameters_equal_the_built_model(name, cost_of):
     config = CONFIGS[name]
-    cost = cost_of(config, 100)
+    cost = cost_of(config, 10)
     built = AutoModel.from_config(config, dtype=config.dtype or torch.float32)
     assert cost.parameters == sum(each.numel() for each in built.parameters())
     assert cost.weights == sum(each.numel() * each.element_size() for each in built.parameters())
@@ -93,6 +108,51 @@ def test_each_operation_of_a_pass_is_timed_as_often_as_it_runs(monkeypatch):
     measured = EmptyPass(model).run({"input_ids": ids})
     assert measured.seconds(1.0, measured.operations) == ran
     assert measured.seconds(1.0, 3 * measured.operations) == 3 * ran  # those of a longer text
+
+
+EXPERTS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_local_experts": 4}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_operations_of_experts_equal_the_closed_form(dtype, cost_of, monkeypatch):
+    few = MixtralConfig(**EXPERTS, **HEADS, vocab_size=100, num_experts_per_tok=1, dtype=dtype)
+    many, tokens = MixtralConfig(**{**few.to_dict(), "num_experts_per_tok": 3}), 200
+    monkeypatch.setattr(TimedRuns, "_time", lambda self, function, shapes: count_products(function, shapes))
+    costs = [cost_of(each, tokens) for each in (few, many)]
+    products = 2 * 2 * tokens * 3 * 32 * 64 * 2  # of two more experts a token, three matrices, two layers
+    assert costs[1].operations - costs[0].operations == products
+    more = costs[1].commands[0].seconds - costs[0].commands[0].seconds
+    assert products <= more <= products + 2 * 2 * 3 * 4 * 32 * 64 * 2  # an expert's share is a whole number
+
+
+def count_products(function, shapes):
+    """The operations of a product, from the shapes of what makes its factors."""
+    if function is not torch.ops.aten.mm.default:
+        return 0
+    (rows, *_), (columns, *_) = (each.args for each in shapes[0])
+    return 2 * rows[0] * rows[1] * columns[1]
+
+
+def test_cost_of_a_model_with_layers_of_another_type_is_found(tmp_path):
+    """Where a model converts layers while it is built: it stores bfloat16, and convolutions in float32."""
+    pytest.importorskip("transformers.models.inkling")
+    stored = inkling(tmp_path, dtype="bfloat16")
+    cost = estimate_cost(ModelSource(stored, None, False), 40)
+    built = AutoModel.from_config(AutoConfig.from_pretrained(stored), dtype=torch.bfloat16)
+    assert cost.weights == sum(each.numel() * each.element_size() for each in built.parameters())
+    assert {each.dtype for each in built.parameters()} == {torch.bfloat16, torch.float32}
+    assert cost.commands[1].command == "the same with --mixers"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_each_operation_of_a_pass_runs_on_numbers_of_its_shape(name, cost_of, monkeypatch):
+    ran = []
+    monkeypatch.setattr(TimedRuns, "_time", lambda *given: ran.append(TIME(*given)) or ran[-1])
+    seconds = cost_of(CONFIGS[name], 20).commands[0].seconds
+    assert len(ran) > 10
+    assert min(ran) > 0
+    assert seconds > sum(ran) / 2  # of two passes, in one of several texts, with some operations twice
 
 
 def test_large_products_take_their_operations_at_the_measured_pace(monkeypatch):
@@ -137,6 +197,25 @@ def test_machine_speed_is_measured():
     assert measure_pace(torch.float32, size=64, seconds=0.01) > 1e6
 
 
+def test_cost_that_depends_on_numbers_is_refused(cost_of):
+    config = XmodConfig(**LLAMA, vocab_size=100, languages=["en"], default_language="en")
+    with pytest.raises(ModelError, match=r"not known before a pass: .* depends on its numbers"):
+        cost_of(config, 10)
+
+
+def test_heads_of_layers_that_differ_are_added():
+    class Differing:
+        num_hidden_layers = 2
+        per_layer_config = (LlamaConfig(**LLAMA), LlamaConfig(**LLAMA | {"num_attention_heads": 8}))
+
+        @property
+        def num_attention_heads(self):
+            raise LookupError
+
+    assert count_heads(Differing()) == 4 + 8
+    assert count_heads(LlamaConfig(**LLAMA)) == 2 * 4
+
+
 def test_cost_of_an_image_model_is_refused(tmp_path):
     ViTConfig(num_hidden_layers=1).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="reads no tokens: --cost is of models of text"):
@@ -157,9 +236,10 @@ def test_faults_of_reported_attentions_are_named():
 
 
 @pytest.mark.parametrize("error", [None, MemoryError])
-def test_report_pass_has_the_limits_of_a_shown_pass(error):
+def test_report_pass_has_the_limits_of_a_shown_pass(error, monkeypatch):
+    monkeypatch.setattr("attnscope.capture.tracker.MOST_CALLS", 20)
     sizes = {"hidden_size": 8, "embedding_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
-    config = transformers.AlbertConfig(vocab_size=99, num_hidden_layers=3000, **sizes)
+    config = transformers.AlbertConfig(vocab_size=99, num_hidden_layers=30, **sizes)
     module = transformers.AlbertModel(config)
     ran = []
 
@@ -173,7 +253,7 @@ def test_report_pass_has_the_limits_of_a_shown_pass(error):
     prepared = model.prepare_tensors({"input_ids": torch.ones(1, 3, dtype=torch.int64)})
     with pytest.raises(error or SizeError):
         survey_model(model, prepared)
-    assert len(ran) == (1 if error else 1000)
+    assert len(ran) == (1 if error else 20)
 
 
 SCANS = {"num_heads": 4, "head_dim": 16, "state_size": 4, "n_groups": 1, "num_hidden_layers": 2}

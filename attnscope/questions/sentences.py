@@ -160,9 +160,16 @@ def _size(queries: int, keys: int) -> str:
 
 
 def extent(sites: Sequence[SiteRecord]) -> str:
-    """How many layers and heads there are."""
-    heads = number_ranges({site.heads for site in sites})
-    return f"{len(sites)} layers × {heads} heads" if len(sites) > 1 else f"{heads} heads"
+    """How many layers and heads there are, by kind where a layer has several."""
+    kinds = group_by(sites, lambda site: site.site.kind)
+    layers = {kind: len({site.site.layer for site in each}) for kind, each in kinds.items()}
+    if sum(layers.values()) == (count := len({site.site.layer for site in sites})):
+        heads = number_ranges({site.heads for site in sites})
+        return f"{count} layers × {heads} heads" if count > 1 else f"{heads} heads"
+    sizes = (
+        (layers[kind], number_ranges({site.heads for site in each}), kind) for kind, each in kinds.items()
+    )
+    return "layers × heads: " + ", ".join(f"{count} × {heads} ({kind})" for count, heads, kind in sizes)
 
 
 def describe_kernels(sites: Sequence[SiteRecord]) -> str:

@@ -192,7 +192,7 @@ def test_channel_is_in_title_and_numbers(run, mamba):
 
 
 def test_channel_that_no_layer_has_is_refused(run, folder, mamba):
-    run("show", TEXT, "-m", mamba, "--mixers", "--channel", 64).refuses("has channels 0-63")
+    run("show", TEXT, "-m", mamba, "--mixers", "--channel", 64).refuses("the layers have channels 0-63")
     refused = run("show", TEXT, "-m", folder, "--mixers", "--channel", 0)
     refused.refuses("has a matrix for each channel: leave out --channel")
     run("show", TEXT, "-m", mamba, "--channel", 3).refuses("--channel requires --mixers")
@@ -221,5 +221,9 @@ def test_convolutions_of_a_layer_are_heads_with_their_names(run, inkling, tmp_pa
             np.testing.assert_allclose(rows, expected, atol=1e-6)
             assert title in " ".join(run(*words).out.split())
             assert not any("mix here" in note for note in answer["notes"])
+    page = tmp_path / "heads.html"
+    run("show", TEXT, "-m", inkling, "--mixers", "-o", page)
+    assert "layers × heads: 2 × 4 (decoder), 2 × 4 (mixer)" in page.read_text("utf-8")
     plain = run("show", TEXT, "-m", inkling)
+    assert "2 layers × 4 heads" in plain.out
     assert "mlp_sconv: tokens also mix here" in " ".join((plain.out + plain.err).split())

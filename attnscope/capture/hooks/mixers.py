@@ -148,7 +148,7 @@ class Mixers(Tracker):
     """Captures linear and state-space layers while ``kernels_of`` the model are sent to it."""
 
     many = False  # whether the pass is one of many, whose notes say no numbers
-    channel: int | None = None  # that is read where each has a matrix of its own; else their mean
+    channel: int | None = None  # that is read where each has a matrix of its own, and else their mean
 
     def __init__(self, recorder: Pass) -> None:
         super().__init__(recorder)
@@ -156,6 +156,7 @@ class Mixers(Tracker):
         self.calls: dict[str, list[MixerCall]] = {}  # by path; none of a module that ended
         self.convolutions: dict[str, tuple[str, MixerCall]] = {}  # likewise: how many taps, and the call
         self.inside = False  # a kernel, which may call others
+        self.widest = 0  # the most channels of a layer whose channels each have a matrix
 
     def begin(self) -> None:
         """Forget the calls of a pass that failed."""
@@ -163,7 +164,11 @@ class Mixers(Tracker):
         self.convolutions.clear()
 
     def finish(self) -> None:
-        """Note what each mixer is, as far as its rows were read."""
+        """Note what each mixer is, as far as its rows were read. Raises ``SelectionError`` for a channel."""
+        if self.channel is not None and 0 < self.widest <= self.channel:
+            raise SelectionError(
+                f"no channel {self.channel:,}: the layers have channels 0-{self.widest - 1:,}"
+            )
         proofs: dict[str, list[tuple[str, Proof]]] = {}
         for kernel, path, proof in self.shown:
             if proof.difference is not None:
@@ -254,9 +259,8 @@ class Mixers(Tracker):
         for inner, mixer in ((inner, each) for inner, some in mixers.items() for each in some):
             one, title = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads), mixer.title
             if not mixer.heads:
-                count, channel = mixer.values.shape[-1], self.channel
-                if channel is not None and channel >= count:
-                    raise SelectionError(f"no channel {channel:,}: {inner} has channels 0-{count - 1:,}")
+                count, self.widest = mixer.values.shape[-1], max(self.widest, mixer.values.shape[-1])
+                channel = self.channel if self.channel is not None and self.channel < count else None
                 one = replace(one, scans=mixer.scans, channel=channel)
                 mean, only = f", mean of {count:,} channels", f", channel {channel or 0:,} of {count:,}"
                 title += mean if channel is None else only

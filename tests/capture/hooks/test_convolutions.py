@@ -36,7 +36,7 @@ class Around(nn.Module):
         return self.before(x), self.attention(x), self.behind(x)
 
 
-@pytest.mark.parametrize("channel", [None, 3])
+@pytest.mark.parametrize("channel", [None, 3, V])
 def test_convolutions_around_attention_are_heads_of_one_layer(channel):
     model, keep, one = nn.Sequential(Around()), MapObserver(), MapObserver(lambda site: [1])
     with (
@@ -49,7 +49,8 @@ def test_convolutions_around_attention_are_heads_of_one_layer(channel):
     _, call = record.sites
     assert (call.site.name, call.site.kind, call.site.layer, call.heads) == ("0", "mixer", 0, 2)
     of = [f"mean of {V} channels", f"mean of {V + 1} channels"]
-    of = of if channel is None else [f"channel 3 of {V}", f"channel 3 of {V + 1}"]
+    if channel is not None:  # the narrower one lacks a channel of this number
+        of = [of[0] if channel == V else f"channel {channel} of {V}", f"channel {channel} of {V + 1}"]
     titles = [f"short convolution, {of[0]} (before)", f"short convolution, {of[1]} (behind)"]
     assert [site_title(call, head) for head in range(2)] == titles
     note = f"H0 {titles[0]}; H1 {titles[1]}, each head as a signed matrix"
@@ -57,7 +58,7 @@ def test_convolutions_around_attention_are_heads_of_one_layer(channel):
     assert call.difference < 1e-13
     for head, part in enumerate((model[0].before, model[0].behind)):
         weight = part.given["weight"].numpy()
-        expected = toeplitz(weight.mean(0) if channel is None else weight[channel])
+        expected = toeplitz(weight.mean(0) if channel is None or channel >= len(weight) else weight[channel])
         for found in (keep.maps[1].weights[:, head], *(one.maps[1].weights[:, 0] if head else ())):
             np.testing.assert_allclose(found.numpy(), np.broadcast_to(expected, found.shape), atol=1e-15)
     assert not keep.maps[1].allowed[:, :, np.triu_indices(T, 1)[0], np.triu_indices(T, 1)[1]].any()

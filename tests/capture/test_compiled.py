@@ -62,6 +62,7 @@ CASES = [  # every way with warm and cold functions, and with each kind of atten
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("made", "how", "warm"), CASES)
 def test_compiled_models_are_captured_and_stay_compiled(made, how, warm):
     x, keep, backend = torch.randn(2, 5, 16), MapObserver(), Counting()
@@ -113,6 +114,7 @@ def outer():
     )
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("watched", ["plain", "compiled"])
 @pytest.mark.parametrize("how", ["module", "method", "function", "own forward"])
 @pytest.mark.parametrize(

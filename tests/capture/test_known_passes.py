@@ -124,6 +124,7 @@ FOLLOWED = {  # a model, the shapes of its texts, and which of them are followed
 }
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_known_passes_skip_lineage_with_equal_results(name, monkeypatch):
     torch.manual_seed(0)
@@ -190,6 +191,7 @@ def ours_of(x):
     return x.clone().map_(x, lambda mine, theirs: theirs if len(x) else mine)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("name", HOLDING)

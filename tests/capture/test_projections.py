@@ -51,6 +51,7 @@ def find(finder, model, *given, **named):
     return finder, record
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ALL)
 def test_projected_heads_sum_to_block_output(name):
     model, given = random_family(name)
@@ -203,6 +204,7 @@ TAKEN = {"gemma2", "glm4", "olmo2"}  # by a norm, before it is added
 NOT_FOUND = {"granite"}  # multiplied before it is added
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", sorted(NORMED | AS_IT_IS | AT_ONCE | TAKEN | NOT_FOUND))
 def test_residual_sum_is_located_with_its_norm(name, dtype):

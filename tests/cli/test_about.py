@@ -97,6 +97,7 @@ def test_json_input_has_both_texts_of_a_pair(run, tmp_path, monkeypatch):
         assert found["sha256"] == sha256(f"{TEXT}\t{second}".encode()).hexdigest()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize(
     "words", ["stats", "check any.self>0", "ablate", "track {own} --measure self", "compare"]
@@ -132,6 +133,7 @@ OTHERS = {  # the files that are told, and the other input
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("asked", OTHERS)
 def test_json_input_has_files_and_the_other_side(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)

@@ -87,6 +87,7 @@ def watched(look):
         sys.settrace(before)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_ctrl_c_at_any_line_leaves_complete_files_and_can_rerun(
     run, command, request, tmp_path, monkeypatch, capsys

@@ -19,6 +19,7 @@ def digits(number: str) -> int:
     return len(re.sub(r"e.*|[-.]", "", number).strip("0"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("asked", [f"{one} {of.split('|')[-1]}" for one, of in ASKED.items()])
 def test_json_floats_have_at_most_nine_digits(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)

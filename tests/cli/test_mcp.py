@@ -219,6 +219,7 @@ def test_endless_question_is_stopped_and_others_refused_meanwhile(worker, slow):
     assert "own has " in later.content[0].text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_cancelled_mcp_request_is_stopped(worker, slow):
@@ -253,6 +254,7 @@ def test_mcp_serves_over_standard_streams(tmp_path):
     assert "1 of 32 heads" in answer.content[0].text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

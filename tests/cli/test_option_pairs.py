@@ -25,6 +25,7 @@ from attnscope import questions
 from attnscope.cli import build
 from attnscope.models import load
 from attnscope.models.trace_recording import record_trace
+from attnscope.render import image
 from attnscope.storage.files import hash_file
 from attnscope.storage.trace import read_trace, write_trace
 from tests.models import folders
@@ -236,7 +237,8 @@ def folder(place):
 ASKED = {
     "cachecost": "cachecost",
     "circuit": "find_circuit",
-    "faithful": "compare_weighted_heads",
+    "faithful": "compare_methods compare_weighted_heads",
+    "flow": "follow_flow",
     "logits": "direct_effects logit_lens",
     "loss": "ablate",
     "patching": "patch",
@@ -281,6 +283,22 @@ def remembered(ask, kept):
     return question
 
 
+def drawn(draw, kept):
+    """A picture with a memory, to the same bytes."""
+    known = {}
+
+    def save(view, path, **look):
+        key = content(view, kept), path.suffix, content(look, kept)
+        if key in known:
+            path.write_bytes(known[key][0])
+        else:
+            warnings = draw(view, path, **look)
+            known[key] = path.read_bytes(), warnings
+        return known[key][1]
+
+    return save
+
+
 @pytest.fixture
 def answer(run, folder, monkeypatch):
     """What a command gives: exit code, output, and files, which are removed again."""
@@ -301,6 +319,13 @@ def answer(run, folder, monkeypatch):
         for name in names.split():
             path = f"{questions.__name__}.{file}"
             monkeypatch.setattr(f"{path}.{name}", remembered(getattr(import_module(path), name), kept))
+    save = drawn(image.save_image, kept)
+    monkeypatch.setattr(image, "save_image", save)
+    monkeypatch.setattr(
+        image.Album,
+        "save",
+        lambda album, *one: save(*one, dpi=album._dpi, **album._look),  # the same bytes
+    )
     known = {}
 
     def listed():

@@ -90,6 +90,7 @@ def texts_of(svg: bytes) -> str:
     return re.sub(r"\s+", " ", " ".join(texts)).replace("\u2068", "").replace("\u2069", "")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("typed", WORDS)
 def test_picture_names_its_text_axes_and_bar_in_equal_bytes(run, place, monkeypatch, tmp_path, typed):
     monkeypatch.chdir(place)

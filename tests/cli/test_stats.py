@@ -172,6 +172,7 @@ def test_conditions_parse_with_or_without_spaces():
         parse_conditions("")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "asked", ["show", "show --head L0H1", "show --token cat", "stats", "find 'it -> cat'", "spans", "compare"]
 )

@@ -51,6 +51,7 @@ WORDS = [
 WORDS += ["logits", "compare --composition", "info --copying"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("words", WORDS)
 def test_offloaded_model_gives_the_same_answers(folder, little_memory, run, words):
     command, *options = words.split()

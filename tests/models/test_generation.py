@@ -60,6 +60,7 @@ def ids_of(tokens):
     return [token.id for token in tokens]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_steps_are_most_likely_with_eager_attention(folder_of, writer_of, name):
     model = writer_of(name)

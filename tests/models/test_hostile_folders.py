@@ -120,6 +120,7 @@ def test_config_larger_than_its_weights_is_refused(changes, tmp_path, monkeypatc
     require_sentence(changed(tmp_path / "model", **changes), f"takes longer than|{TOO_MUCH}")
 
 
+@pytest.mark.nightly
 def test_library_default_configs_pass_the_size_limits():
     for kind in CONFIG_MAPPING.values():
         try:

@@ -39,7 +39,7 @@ def said(module, *given):
     return found[0] if found else None
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(13)
 @pytest.mark.parametrize("place", WHERE)
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("unseen", n) for n in UNSEEN), *(("other", n) for n in OTHERS)]
@@ -55,7 +55,7 @@ BEHIND = [
 POOLED = {pool_by_a_sum, pool_by_an_einsum}
 
 
-@pytest.mark.sweep(7)  # one less than the places: every way, and every place
+@pytest.mark.sweep(19)  # one less than the places: every way, and every place
 @pytest.mark.parametrize("place", BEHIND)
 @pytest.mark.parametrize("way", [way for way in MIXED if way not in POOLED])
 def test_mixer_without_weights_is_named_in_every_place(way, place):
@@ -69,6 +69,7 @@ def test_mixer_without_weights_is_named_in_every_place(way, place):
         assert [path for path in paths if any(f"{each}.".startswith(f"{path}.") for each in found.mixers)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CLEAN)
 def test_sealed_model_has_no_note(name):
     torch.manual_seed(0)
@@ -80,6 +81,7 @@ def test_sealed_model_has_no_note(name):
 MIXING = {"whisper": ("encoder.conv1", "encoder.conv2")}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_seal_names_only_true_mixers_of_families(family):
     tiny = FAMILIES[family]
@@ -156,6 +158,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_mixers_are_named_by_layer_and_path(name):
     torch.manual_seed(0)

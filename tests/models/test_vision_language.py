@@ -89,6 +89,7 @@ def moved(model, kept, prepared) -> set[str]:
     return {token.text for token, moves in zip(prepared.tokens, far.tolist(), strict=True) if moves}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
 def test_image_token_boxes_tile_the_image(name, model_of, tmp_path):
     assert tiling(model_of(name), tmp_path / "a.png", LONG) == "2 of 2"
@@ -273,6 +274,7 @@ def test_excessive_processor_sizes_are_refused(
 ALONE = [case(name, slow=name not in OFTEN) for name in FAMILIES if name not in ("idefics2", "mllama")]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ALONE)
 def test_two_images_have_separate_tokens(name, model_of, tmp_path):
     model, sizes = model_of(name), ((90, 120), (120, 70))

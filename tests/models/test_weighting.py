@@ -278,6 +278,7 @@ def block_vectors(model, text):
         yield site, vectors, part, bias, state.reshape(total.shape)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", sorted(NORMED | SUMMED))
 def test_residual_vectors_sum_to_block_output(name):
     model, text, shown = random_model(name), ModelInput(inputs(ALL[name].inputs), {}, ()), Calls()

@@ -63,6 +63,7 @@ def padding_mask(kind, batch, keys, additive):
     return torch.randn(batch, keys) if additive else torch.zeros(batch, keys).masked_fill(closed, -math.inf)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")  # torch's, of bool and float masks
 @pytest.mark.parametrize(
     ("layout", "bias"),

@@ -92,6 +92,7 @@ def editor_cell(shown):
     )
 
 
+@pytest.mark.nightly
 @MARKS[0]
 @MARKS[1]
 def test_page_works_in_a_sandboxed_notebook_frame(tmp_path):

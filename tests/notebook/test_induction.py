@@ -71,6 +71,7 @@ def by_hand(folder):
     return np.array(steps), float((1 / (rows + 1.0)).mean())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_induction_appears_at_same_step_in_log_and_checkpoints(tmp_path, run):
     log = learn(tmp_path)

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError
 from tests.models.folders import gpt2, mean_entropy
 from tests.questions.corpus.test_processes import in_two
 
-pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess, pytest.mark.nightly]
 
 TEXTS = ["The cat sat on the mat.", "Words look back, and heads look at words.", "A cat."]
 WATCHED = ("nothing", "batch", "texts", "stop")

@@ -281,6 +281,7 @@ HOW = {"plain": {}, "accumulation": {"accumulate": 2}, "bfloat16": {"bf16": True
 HOW |= {"probe texts": {"bf16": True}}
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", HOW)
 def test_training_is_bit_identical_under_watch(framework, name, steps):
@@ -317,6 +318,7 @@ def test_alarm_stops_training_after_its_step(framework):
     assert log.stopped.startswith("step 0: L0H0 has entropy")
 
 
+@pytest.mark.usefixtures("released")
 def test_model_is_restored_after_failed_training(framework):
     model = build()
     before = dict(vars(model))
@@ -352,6 +354,7 @@ def test_overlapping_watches_may_end_in_any_order(tmp_path, first):
     assert vars(model) == before
 
 
+@pytest.mark.usefixtures("released")
 @pytest.mark.parametrize("trainer", [Transformers, Lightning])
 def test_two_callbacks_of_one_trainer_are_independent(trainer, tmp_path):
     framework = trainer(tmp_path)

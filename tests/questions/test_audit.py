@@ -68,6 +68,7 @@ ALL_SHOWN = "all mixing between tokens goes through the attention that is shown"
 CALLS = {"bert": 3, "gpt-oss": 3, "deberta-v2": 2, "albert": 3, "t5": 6, "vit": 2}
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_audit_confirms_models_that_mix_by_attention_alone(name):
     assert of_family(name).sentences == (f"{ALL_SHOWN}: {CALLS[name]} attention calls",)
@@ -216,6 +217,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", WAYS)
 def test_audit_names_the_mixing_operation(name):
     torch.manual_seed(0)
@@ -270,6 +272,7 @@ MIXING = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("attending", "mixing"),
     [*((attending, "convolution") for attending in ATTENDING)]
@@ -350,6 +353,7 @@ BUILT = {  # how many attention calls there are, and which modules mix besides, 
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", BUILT)
 def test_float_states_are_audited_like_ids(name):
     torch.manual_seed(0)

@@ -109,6 +109,7 @@ QUICK = {"gpt2", "llama", "gptj", "gemma2"}
 EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*CAUSAL, *OTHERS)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", EVERY)
 def test_logit_contributions_sum_to_model_score(name, made):
     model = made(name)
@@ -150,6 +151,7 @@ SEEING = ("llava", "llava_next")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SCALING if name != "gemma2"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", *SEEING, *SLOW])
 def test_direct_effect_equals_score_change_without_the_part(name, tmp_path):
     if name in SEEING:

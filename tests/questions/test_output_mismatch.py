@@ -28,6 +28,7 @@ SAID = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("difference", SAID)
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_warns_of_weights_that_miss_the_output(view, difference, monkeypatch, run):

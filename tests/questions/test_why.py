@@ -49,6 +49,7 @@ def eager_rows(model, prepared, head):
     return every[head.layer][0, head.head].double().numpy()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_terms_sum_to_score_of_eager_attention(name, made):
     model = made(name)

@@ -78,6 +78,7 @@ def test_export_draws_selected_heads_and_saves_whole_layers(export, tmp_path):
     assert (layer, weights.values.shape) == (1, (8, 9, 9))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_export_of_all_formats_is_byte_identical_on_repeat(export, tmp_path):
     for name in ("first", "second"):

@@ -51,6 +51,7 @@ def pair(request, tmp_path_factory):
     return (model, prepared), open_file(file)
 
 
+@pytest.mark.sweep
 @pytest.mark.sealed  # as the fixture, which is older than the test
 def test_trace_rows_equal_model_rows_in_torch_and_numpy(pair):
     (model, prepared), traced = pair

@@ -49,6 +49,7 @@ def built(tmp_path_factory):
     return out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_site_builds_without_external_requests(built):
     assert "attention heads" in (built / "index.html").read_text("utf-8")
@@ -78,6 +79,7 @@ def bases(tmp_path_factory):
     return make_bases(tmp_path_factory.mktemp("bases"))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_attack_case_ends_in_an_answer_or_one_sentence(kind, bases, tmp_path, monkeypatch, request):

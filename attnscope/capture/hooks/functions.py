@@ -47,21 +47,17 @@ class Tap(Generic[Listener]):
         return stack
 
     @contextmanager
-    def listening(self, owner: type | ModuleType, listener: Listener) -> Iterator[None]:
-        """Let ``listener`` watch the method of ``owner`` on this thread while the block runs."""
-        stack = self.listeners()
+    def installed(self, owner: type | ModuleType) -> Iterator[None]:
+        """Keep the replacement in place while the block runs: Python tells each class that inherits it."""
         with self._lock:
             if self._users == 0:
                 self._original = owner.__dict__.get(self.method)
                 original = getattr(owner, self.method)
                 setattr(owner, self.method, functools.wraps(original)(self.watch(original, self.listeners)))
             self._users += 1
-        stack.append(listener)
         try:
             yield
         finally:
-            # blocks may end in any order
-            del stack[max(place for place, each in enumerate(stack) if each is listener)]
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
@@ -70,6 +66,18 @@ class Tap(Generic[Listener]):
                     else:
                         setattr(owner, self.method, self._original)
                     self._original = None
+
+    @contextmanager
+    def listening(self, owner: type | ModuleType, listener: Listener) -> Iterator[None]:
+        """Let ``listener`` watch the method of ``owner`` on this thread while the block runs."""
+        stack = self.listeners()
+        with self.installed(owner):
+            stack.append(listener)
+            try:
+                yield
+            finally:
+                # blocks may end in any order
+                del stack[max(place for place, each in enumerate(stack) if each is listener)]
 
 
 KernelWatch: TypeAlias = Callable[[str, Function, tuple[Any, ...], dict[str, Any]], Any]

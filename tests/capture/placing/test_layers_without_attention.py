@@ -126,6 +126,7 @@ LAYERS = {  # a model, the modules that attend with their layers, and the layers
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_without_attention_are_named_and_numbered(name):
     made, attending, named = LAYERS[name]

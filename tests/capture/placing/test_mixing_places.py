@@ -87,6 +87,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(
     ("way", "place"),
     [*((way, place) for way in SHOWN for place in PLACES), *((way, "in a sequence") for way in PLACED)],

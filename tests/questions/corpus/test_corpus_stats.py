@@ -119,6 +119,7 @@ def test_long_texts_of_equal_length_share_a_fused_pass(tmp_path):
     assert_same(beside.heads, one_by_one(model, texts), keys=600)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "window", "every", "stop"),
@@ -295,6 +296,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("part", "name", "lie"), CHANGES)
 def test_tampered_checkpoint_with_valid_checksum_is_refused(own, sums, part, name, lie):
     def change(state):

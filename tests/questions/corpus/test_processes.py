@@ -75,6 +75,7 @@ def told(stats):
     return stats.title, stats.ran, stats.heads
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_killed_process_ends_the_run_and_the_same_command_resumes(tmp_path, monkeypatch, capfd, own):

@@ -88,6 +88,7 @@ def rows(printed):
     return {tuple(row.get(key) for key in keys): row for row in csv.DictReader(StringIO(printed))}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_two_groups_that_split_heads_equal_one_process(folder, run):
@@ -113,6 +114,7 @@ def test_two_groups_that_split_heads_equal_one_process(folder, run):
     assert fingerprint(load(str(folder)).module) in measured[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_predictions_and_weightings_of_split_heads_are_refused(folder):

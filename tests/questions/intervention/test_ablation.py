@@ -261,6 +261,7 @@ def test_stateful_model_reruns_fully_for_each_head(tmp_path):
     same(asked(causal, "ablation"), exact)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_zeroed_heads_at_tokens_equal_zeroed_columns(shaped, everywhere):
     side = shaped.edge.split(" -> ")[0]

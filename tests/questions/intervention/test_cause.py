@@ -44,6 +44,7 @@ def test_layers_masking_the_edge_have_no_effect(tmp_path):
     assert {each.head.layer for each in result.heads if each.effect} == {0}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shaped", SHAPES, indirect=True)
 @pytest.mark.parametrize("how", ["renormalize", "zero", "mean"])
 def test_cut_equals_written_out_attention(shaped, how, monkeypatch):
@@ -121,6 +122,7 @@ def seeds(*by_day):
     return pytest.mark.parametrize("seed", [*by_day, *later])
 
 
+@pytest.mark.sweep(3)
 @seeds(1, 3, 5)
 def test_only_the_planted_copy_head_has_an_effect(seed):
     module, (layer, head) = Planted(seed), divmod(seed % 6, 3)
@@ -142,6 +144,7 @@ def test_only_the_planted_copy_head_has_an_effect(seed):
     assert [circuit.faithfulness, circuit.completeness, *effects] == pytest.approx([1] * 5, abs=0.02)
 
 
+@pytest.mark.sweep(3)
 @seeds(1, 5, 6)
 def test_cut_and_patch_identify_planted_induction_heads(seed):
     module, (first, second) = Planted(seed), divmod(seed % 9, 3)

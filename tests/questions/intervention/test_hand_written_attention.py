@@ -137,6 +137,7 @@ def expected():
     return {name: ask(model, pair_of(model)) for name, ask in ASKED.items()}
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("asked", ASKED)
 def test_hand_written_softmax_is_edited_like_the_kernel(way, asked, expected):

@@ -27,6 +27,7 @@ NOISE = pytest.mark.parametrize("noise", [False, True])
 WHAT = {"q": (0,), "k": (1,), "v": (2,), "pattern": (0, 1)}
 
 
+@pytest.mark.sweep(3)
 @NOISE
 def test_patched_output_equals_exchanged_columns(shaped, noise):
     result = patch(shaped.model, [shaped.pair], noise=noise)
@@ -36,6 +37,7 @@ def test_patched_output_equals_exchanged_columns(shaped, noise):
     heads_are(shaped, result, by_hand, here, there - here)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(("what", "noise"), [("q", False), ("k", True), ("v", False), ("pattern", True)])
 def test_patched_part_equals_written_out_attention(shaped, what, noise, monkeypatch):
     """Queries, keys and values as the kernel gets them: those of shared keys are exchanged for one head."""
@@ -105,6 +107,7 @@ def test_patched_pattern_includes_the_donor_bias(shaped, monkeypatch):
         hook.remove()
 
 
+@pytest.mark.sweep(3)
 @NOISE
 def test_traced_token_equals_exchanged_row(shaped, noise):
     result = trace_tokens(shaped.model, shaped.pair, noise=noise)
@@ -131,6 +134,7 @@ def test_traced_token_equals_exchanged_row(shaped, noise):
 PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) for part in "qkv")]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("shaped", "part"), PATHS, indirect=["shaped"])
 def test_path_patching_holds_all_other_heads_fixed(shaped, part):
     last = len(shaped.stacks[-1]) - 1
@@ -242,6 +246,7 @@ def test_layer_without_full_stream_is_not_traced():
         trace_tokens(model, pair)
 
 
+@pytest.mark.sweep(3)
 def test_fast_patch_is_slope_of_exact_patch(model, monkeypatch):
     clean, corrupt = model.prepare(TEXT), model.prepare(TEXT.replace("cat", "mat"))
     pair, at, kept = TextPair(clean, corrupt), score_prediction(model, clean, None), {}

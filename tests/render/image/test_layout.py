@@ -85,7 +85,7 @@ def boxes(figure) -> list[tuple[str, Bbox]]:
     return [(text.get_text(), text.get_window_extent()) for text in texts]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(11)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", views())
 def test_no_text_is_cut_off_or_overlaps(name: str, width: float) -> None:

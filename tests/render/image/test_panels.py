@@ -54,6 +54,7 @@ def corners(whole: np.ndarray, part: np.ndarray) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_panels_are_pixel_identical_to_single_pictures(count) -> None:
     whole, alone = pixels(Panels(parts=PARTS[:count])), [pixels(part) for part in PARTS[:count]]
@@ -66,6 +67,7 @@ def test_panels_are_pixel_identical_to_single_pictures(count) -> None:
     assert (whole < 255).any(-1).sum() == inked  # nothing else, and none on another
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("width", "beside"), [(1.5, 1), (3.3, 1), (6.3, 1), (12, 2)])
 def test_panel_width_is_that_of_the_whole_picture(width, beside) -> None:
     parts = (PARTS[1], replace(PARTS[1], title="other"))
@@ -86,6 +88,7 @@ def test_heads_in_a_column_are_beside_where_each_token_is_labelled(count, beside
         assert (second.y1 < first.y0) != beside
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("form", FORMATS)
 def test_panel_files_are_byte_identical_on_repeat(form, tmp_path) -> None:
     for name in "ab":

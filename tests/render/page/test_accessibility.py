@@ -115,6 +115,7 @@ def every(names):
     ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["short", "wide", "cross"]))
 def test_page_has_no_axe_violations(chromium, pages, name, size) -> None:

@@ -141,6 +141,7 @@ def test_scene_page_fits_any_window_width(opened, name):
         assert page.run("element('scene').clientWidth") > 100
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), every(["text", "sound", "alone", "across"]))
 def test_scene_page_has_no_axe_violations(opened, name, size):

@@ -68,6 +68,7 @@ def test_reported_attentions_are_captured_exactly(name):
     assert result.unlikely == []
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_reports_in_another_layout_equal_captured_maps(name):
     result = attempt(name)

@@ -123,6 +123,7 @@ def fill(request):
     return lambda asked: [*map(filled, shlex.split(asked))]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("asked", [f"{one} {more}" for more, of in LOOKS.items() for one in of.split("|")])
 def test_every_command_caches_its_pass(run, monkeypatch, looks, fill, asked):
     given = [*fill(asked), "--json"]

@@ -62,6 +62,7 @@ EFFECT = ["kind", "layer", "head", "effect", "score", "divergence"]
 STATE = ["kind", "layer", "position", "token", *EFFECT[3:]]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("asked", "count", "columns", "words"),
     [
@@ -82,6 +83,7 @@ def test_effects_are_printed_saved_and_in_csv(ask, tmp_path, asked, count, colum
     assert (tmp_path / "map.png").stat().st_size > 1000
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("asked", "count", "named"),
     [

@@ -17,6 +17,7 @@ TWO = "The cat sat on the mat. It was tired because it ran."
 BEGUN = ("The cat sat on the", "-m", "own-causal")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "asked",
     [
@@ -231,6 +232,7 @@ def test_suggested_command_keeps_the_attention_kind(run, pair_folder):
     assert (found["kind"], found["heads"]) == ("cross", heads)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("asked", "names"),
     [

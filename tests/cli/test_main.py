@@ -212,6 +212,7 @@ def test_unencodable_characters_are_replaced(monkeypatch, start):
     assert stream.buffer.getvalue().split() == [b"caf?", b"?", b"?"]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.subprocess
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "2> >(true)"])
 @pytest.mark.parametrize(("head", "code"), [("L0H0", 0), ("L9H9", 2)])

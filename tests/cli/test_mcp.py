@@ -233,6 +233,7 @@ def test_cancelled_mcp_request_is_stopped(worker, slow):
     assert len(active_children()) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.subprocess
 def test_killed_mcp_worker_is_reported_and_replaced(worker):
     async def talk(client):

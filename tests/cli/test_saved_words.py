@@ -138,6 +138,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("suffix", SOURCES)
 def test_file_says_its_model_text_and_version_as_json_does(run, tmp_path, suffix):
     asked = ("compare", "Ünlü (cats) sat \\ on the mat.", "--layer", "0-2")

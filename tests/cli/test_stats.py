@@ -117,6 +117,7 @@ def test_stats_sorts_by_measure_and_top_limits_rows(run):
     assert [head["scores"]["distance"]["value"] for head in top] == values[:7]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cell", ["share", "mean", "max"])
 def test_pooled_cells_follow_the_cell_option(run, tmp_path, cell):
     text, path = TEXT * 30, tmp_path / "maps.npz"  # more tokens than cells

@@ -89,7 +89,6 @@ def moved(model, kept, prepared) -> set[str]:
     return {token.text for token, moves in zip(prepared.tokens, far.tolist(), strict=True) if moves}
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", families("idefics2", *NUMBERED))
 def test_image_token_boxes_tile_the_image(name, model_of, tmp_path):
     assert tiling(model_of(name), tmp_path / "a.png", LONG) == "2 of 2"

@@ -117,6 +117,7 @@ class KeepsATable(torch.nn.Module):
         return states if labels is None else {"loss": states.sum()}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["wrapped", "inside", "method"])
 def test_compiled_model_is_watched_uncompiled_with_one_warning(how):
     model, ran = KeepsATable(), []

@@ -222,6 +222,7 @@ POOLED = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("pool", POOLED)
 @pytest.mark.parametrize("exact_kernel", [False, True])
 def test_long_text_pools_to_256_cells_like_eager_weights(reader, book, whole, pool, exact_kernel):

@@ -113,6 +113,7 @@ OTHERS = {  # more of the config, the layers that attend, and what mixes tokens 
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_audit_names_each_other_mixer_once(name):
     more, attend, said = OTHERS[name]

@@ -125,6 +125,7 @@ def matrices(name, writer, layer, head):
     return block.input_layernorm, value, output, None, writer.transformer.ln_f
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", ["gpt2", "bloom", "llama", "gemma2"])
 def test_copying_scores_equal_those_of_the_full_matrix(name, tmp_path):
     model = load(writer_folder(tmp_path, DECODERS[name]()), predicting=True)

@@ -32,6 +32,7 @@ class _Largest(TorchDispatchMode):
         return made
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", [*get_args(Weighting), *get_args(Method)])
 def test_no_tensor_holds_all_heads_and_token_pairs(way, tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.questions.flow.BLOCK", 1 << 16)  # so that a short text has several blocks

@@ -44,6 +44,7 @@ def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_short_training_lowers_the_loss(cutters, tmp_path, causal):
     config = replace(CONFIG, causal=causal)

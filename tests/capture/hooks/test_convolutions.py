@@ -96,6 +96,7 @@ def taps_of(part, given):
     return static + shares.repeat(static.shape[1] // part.num_heads, -1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("channel", [None, 2])
 @pytest.mark.parametrize("family", INKLING)
 def test_convolutions_of_inkling_are_their_taps_in_float64(family, channel):

@@ -161,6 +161,7 @@ def test_weights_of_registered_functions_reproduce_output(using, family, functio
         assert all(torch.equal(kept.allowed[0, 0], torch.ones(9, 9).tril().bool()) for kept in maps)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_flex_attention_weights_follow_its_block_mask(family):

@@ -71,6 +71,7 @@ def alone(own):
     return one_by_one(own, TEXTS)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [gpt2, t5])
 def test_corpus_scores_equal_texts_one_by_one(tmp_path, make):
     model = load(make(tmp_path))

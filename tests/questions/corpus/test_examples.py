@@ -241,6 +241,7 @@ def test_nearest_heads_share_most_weight_on_sampled_rows(result, rows):
         assert each.nearest[0].overlap == pytest.approx(best, abs=0.1)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("by", "score"),
     [
@@ -270,6 +271,7 @@ def test_question_asks_the_rows_of_its_left_part(model):
         assert each.deciles == ()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("tokens", "window"), [(30, 7), (200, 8192)])
 def test_batches_and_windows_change_nothing(model, monkeypatch, texts, tokens, window):
     whole = corpus_examples(model, ListedTexts(texts[:60]))
@@ -327,6 +329,7 @@ def test_ranks_are_in_the_opposite_order_of_any_scores():
     assert all(one > other for one, other in pairwise(ranks))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stop", [20, 50])
 def test_stopped_run_resumes_to_identical_examples(model, monkeypatch, tmp_path, texts, stop):
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 60)

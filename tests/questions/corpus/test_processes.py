@@ -146,6 +146,7 @@ def counts(two_threads, monkeypatch):
     return seen
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["own", minilm()], ids=["the bundled encoder", "MiniLM"])
 def test_two_processes_give_bit_identical_scores(name, counts):
     model = load(name)

@@ -131,6 +131,7 @@ def test_shard_killed_in_a_window_resumes_to_the_same_sums(own, ask, tmp_path, m
     assert json.loads(file.read_text())["state"] == expected["state"]
 
 
+@pytest.mark.nightly
 def test_merged_gold_equals_one_run(own, tmp_path):
     bank = tmp_path / "bank.conllu"
     bank.write_text(treebank.conllu() * 3, "utf-8")
@@ -149,6 +150,7 @@ def test_merged_examples_equal_one_run(own, tmp_path):
     assert plain(merged) == plain(corpus_examples(own, some))
 
 
+@pytest.mark.nightly
 def test_merged_removals_equal_one_run(tmp_path):
     model, some = load("own-causal"), ListedTexts(TEXTS[:5] + TEXTS[7:10])
     how = {"importance": False, "ablation": "mean"}

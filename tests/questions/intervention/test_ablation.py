@@ -96,6 +96,7 @@ def losses(model, gate):
     return torch.stack(found)
 
 
+@pytest.mark.sweep(3)
 def test_importance_equals_finite_differences(model):
     found = asked(model, "importance")
     layers = list(dict.fromkeys((head.layer, head.kind) for head in found))
@@ -154,6 +155,7 @@ def test_gate_of_one_is_bit_identical(model):
     assert gates.heads == [site.heads for site in record.sites]
 
 
+@pytest.mark.sweep(2)
 @OVER_TEXTS
 def test_corpus_importance_is_the_mean_over_texts(model):
     seen = by_head(corpus_stats(model, ListedTexts(TEXTS), importance=True), "importance")
@@ -165,6 +167,7 @@ def test_corpus_importance_is_the_mean_over_texts(model):
         assert score.error == pytest.approx(values.std(ddof=1) / len(values) ** 0.5, rel=1e-5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @OVER_TEXTS
 def test_corpus_ablation_equals_removal_by_hand(model):

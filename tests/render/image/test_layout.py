@@ -202,6 +202,7 @@ def picture(head: int, count: int = 5, causal: bool = True, **changes):
     return replace(heatmap(random_head(count, seed=head, causal=causal), **words), **changes)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("width", "dpi"), [(None, 60), (1, 150), (3.3, 150), (10, 150)])
 def test_album_redraws_cells_alone_with_identical_files(width, dpi, tmp_path, drawn) -> None:
     album = Album(dpi=dpi, width=width)

@@ -200,6 +200,7 @@ def test_rtl_text_runs_right_to_left(chromium, tmp_path) -> None:
     assert chromium.run("document.activeElement.textContent") == "جلست"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "size"), every(["mixed", "short", "long"]))
 def test_no_text_overlaps_or_leaves_the_window(chromium, pages, text, size) -> None:

@@ -20,6 +20,7 @@ from attnscope.models.inputs import Limit
 from attnscope.questions.corpus import CorpusRun
 from attnscope.questions.examples import (
     BY_WEIGHT,
+    Example,
     ExampleRow,
     _spell_order,
     context_cell,
@@ -40,6 +41,7 @@ from attnscope.questions.examples_reading import (
 )
 from attnscope.records import plain
 from attnscope.storage.corpus import ListedTexts
+from attnscope.views.charts import Bar
 from tests.models.folders import LINES, gpt2, t5
 
 WORDS = " ".join(LINES).replace(".", "").replace(",", "").split()
@@ -403,6 +405,13 @@ def test_cross_attention_shows_the_context_of_its_keys(tmp_path):
     cell = context_cell(cross.top[0])
     assert cell[0] == (f"»{cross.top[0].token}«", "bold")
     assert sum(text.startswith("»") for text, _ in cell) == 1
+
+
+def test_context_has_an_ellipsis_where_tokens_are_left_out():
+    places = ((2, "the", 0.0), (3, " cat", 0.5), (7, " it", 0.0), (8, "s", 0.0))
+    context = tuple(Bar(label, position, weight) for position, label, weight in places)
+    row = Example("1", 7, "it", 1.0, context[1:2], context)
+    assert "".join(text for text, _ in context_cell(row)) == "the [cat 0.50] … »it«s"
 
 
 def test_context_marks_its_row_and_heavy_keys(result):

@@ -162,7 +162,7 @@ def estimate_cost(source: ModelSource, tokens: int, texts: float = 0) -> LookCos
 
 
 def _built(automatic: Any, config: Any, dtype: torch.dtype) -> Any:
-    """A model of a class, in which some weights are the same tensor, as where their numbers are drawn."""
+    """A model without numbers, whose tied weights are one tensor."""
     module = automatic.from_config(config, dtype=dtype).eval()
     module.tie_weights()
     return module

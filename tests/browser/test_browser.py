@@ -258,6 +258,7 @@ def test_click_on_word_highlights_image(seen):
     assert any("full brightness:" in line for line in lists["#looks-at"])
 
 
+@pytest.mark.nightly
 def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
     app, _ = use(seen, "decoder", "k", clicks=[("#looks-at", 1, "▀", -1)])  # of the last word
     (pinned,) = (row for row in app.heads.weights[app.head[:2]].queries if row.start == app.pinned)
@@ -266,6 +267,7 @@ def test_click_on_patch_pins_its_token_and_elsewhere_does_nothing(seen):
     assert app.pinned is None
 
 
+@pytest.mark.nightly
 def test_click_on_moment_lists_words_attending_to_it(heard):
     app, lists = use(heard, "cross", "j", clicks=[("#looks-at", 0, "▀", 0)])
     assert (app.pinned, app.row) == (0, False)

@@ -58,6 +58,7 @@ def test_note_on_a_cached_pass_is_dim_on_a_screen(run, looks, monkeypatch, folde
     assert run("show", TEXT, "-m", folder).err.startswith("\x1b[2mcached ")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("weighting", ["raw", "norm", "gradient"])
 def test_two_texts_load_one_model_once(run, looks, monkeypatch, weighting):
     load = Mock(wraps=cli_source.load_model)
@@ -359,6 +360,7 @@ def test_cache_entry_with_wrong_key_or_content_is_removed(looks, entry):
         assert not forged.exists()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "open to others"])
 def test_cache_entry_not_private_to_the_user_is_ignored(run, looks, entry, tmp_path, kind):

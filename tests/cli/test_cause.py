@@ -135,6 +135,7 @@ def listed_effects(out, head="effect"):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("more", "digits", "said"),
     [
@@ -171,6 +172,7 @@ def test_ablate_prints_changed_predictions(run):
     assert (numbers["head"], numbers["kind"], len(numbers["changed"])) == ("L2H1", "decoder", 11)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "option"), [("importance", ["--importance"]), ("ablation", [])])
 def test_ablate_lists_costliest_heads_first(ask, name, option):
     model = load("own")

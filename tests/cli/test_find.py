@@ -202,6 +202,7 @@ def test_layer_with_other_tokens_cannot_be_compared(run, tmp_path):
     assert run(*asked, "--layer", "0").code == 0
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

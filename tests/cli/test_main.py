@@ -225,6 +225,7 @@ def test_answer_is_unaffected_by_broken_standard_error(run, tmp_path, redirectio
     assert done.stdout.startswith("L0H0") == (code == 0)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.subprocess
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("asked", ["skill", "check any.previous>0 --from a.trace"])

@@ -31,12 +31,13 @@ from attnscope.storage.trace import read_trace, write_trace
 from tests.models import folders
 
 TEXT = "The unbelievable cat sat\nand it slept."
+SHORT = "The unbelievable cat sat."
 BASES = {
     "show": [TEXT],
-    "stats": [TEXT],
+    "stats": [SHORT],
     "find": ["it -> cat", TEXT],
     "compare": [TEXT],
-    "flow": [TEXT],
+    "flow": [SHORT],
     "spans": ["A cat sat. It slept there."],
     "atlas": ["--texts", "texts.txt", "-o", "folder"],
     "rule": ["L0H7", "--texts", "texts.txt"],

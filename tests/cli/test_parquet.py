@@ -20,6 +20,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_parquet_has_the_rows_of_csv_with_types(run, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -52,6 +52,7 @@ def validate(command, run, *words):
     return answer
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("asked", [f"{first} {one}" for first, of in ASKED.items() for one in of.split("|")])
 def test_json_answer_fits_its_schema(run, place, monkeypatch, asked):
     monkeypatch.chdir(place)
@@ -65,6 +66,7 @@ def test_check_json_fits_its_schema(run, tmp_path, text):
     validate("check", run, "L0H7.next > 0.9", text, "--with-snapshot", tmp_path / "before.json")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("command", printed_records())
 def test_schema_describes_every_field_and_its_version(run, command):
     (line,) = run("schema", command).out.splitlines()

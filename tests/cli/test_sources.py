@@ -77,6 +77,7 @@ HEADS = {image: (4, 2), random_tokens: (12, 3), tensors: (2, 1), weights: (32, 4
 """By source: its heads, and its layers, which info lists."""
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("command", LOOKING)
 @pytest.mark.parametrize("source", HEADS, ids=lambda source: source.__name__)
 def test_every_command_answers_for_every_source(run, tmp_path, source, command):

@@ -37,6 +37,7 @@ def planted(form: str, tmp_path):
     return tmp_path / f"a.{form}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["npz", "safetensors", "json"])
 def test_hostile_weights_file_has_no_raw_codes_in_outputs(form, tmp_path, run, monkeypatch):
@@ -88,6 +89,7 @@ def test_hostile_corpus_has_no_raw_codes_in_outputs(form, corpus, tmp_path, run)
     assert not steering(strict.out + strict.err)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "tiff", "webp"])
 def test_hostile_image_metadata_has_no_raw_codes_in_outputs(suffix, tmp_path, run, vit):

@@ -283,6 +283,7 @@ def test_unsupported_calls_are_left_to_the_kernel():
             engine.attend(replace(call, **change))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("part", range(4))
 def test_fused_pass_and_rows_agree_with_brute_force(part, monkeypatch):
     for name, size in (("BLOCK_ROWS", 24), ("TILE_KEYS", 32)):

@@ -86,6 +86,7 @@ def require_sentence(place, said, read="prepare"):
     assert any(part in sentence for part in said.split("|")), sentence
 
 
+@pytest.mark.sweep
 # time or memory may end in a callback of the garbage collector that the tests' own libraries have
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", CHATS)

@@ -232,6 +232,7 @@ def test_old_transformers_is_refused_in_one_sentence(copied, monkeypatch):
         load(copied[0])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_token_limit_includes_special_tokens(count, tmp_path):
     for name in ("own", "own-causal", minilm(), t5(tmp_path / "t5"), gpt2(tmp_path / "gpt2")):

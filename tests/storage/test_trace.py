@@ -191,6 +191,7 @@ def forge(kept, path, lie):
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("lie", LIES)
 def test_false_trace_description_is_one_sentence(kept, tmp_path, lie):
     assert read_trace(forge(kept, tmp_path / "a.trace", lambda said, arrays: None)).description.calls

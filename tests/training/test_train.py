@@ -59,6 +59,7 @@ def test_short_training_lowers_the_loss(cutters, tmp_path, causal):
     assert progress.held_out[-1][1] < 0.75 * before
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("optimizer", "dropout"), [("adamw", 0.1), ("muon", 0.0)])
 def test_resumed_training_is_bit_identical(cutters, tmp_path, optimizer, dropout):
     settings = replace(SETTINGS, optimizer=optimizer, causal_first=0.3)

@@ -362,6 +362,7 @@ MADE = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("how", MADE)
 @pytest.mark.sealed

@@ -100,6 +100,7 @@ def test_weights_are_exact_in_every_place(way, place):
     assert all(site.difference < 1e-6 for site in record.sites)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(("way", "reason", "place"), CELLS)
 def test_mixing_without_weights_is_named_in_every_place(way, reason, place):
     torch.manual_seed(0)

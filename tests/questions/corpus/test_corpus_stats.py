@@ -184,6 +184,7 @@ def sums(kept, tmp_path):
     return file
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -353,6 +353,7 @@ def test_stopped_run_resumes_to_identical_examples(model, monkeypatch, tmp_path,
         corpus_examples(model, corpus, by="previous", run=CorpusRun(checkpoint=file))
 
 
+@pytest.mark.nightly
 @pytest.mark.subprocess
 def test_two_processes_keep_the_same_examples(model, monkeypatch, texts):
     monkeypatch.setattr("attnscope.models.inputs.BATCH_TOKENS", 60)

@@ -99,6 +99,7 @@ def test_killed_process_ends_the_run_and_the_same_command_resumes(tmp_path, monk
     assert told(pickle.loads(out.read_bytes())[0]) == told(corpus_stats(own, ListedTexts(TEXTS)))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_free_process_takes_the_batches_of_a_busy_one(tmp_path, own):

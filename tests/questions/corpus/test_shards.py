@@ -103,6 +103,7 @@ def test_interrupted_shard_resumes_to_the_same_sums(own, shards, tmp_path, monke
     assert json.loads(file.read_text())["state"] == expected["state"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.subprocess
 @pytest.mark.parametrize("ask", [corpus_stats, corpus_examples])

@@ -289,6 +289,7 @@ LIES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("lie", LIES)
 def test_tampered_checkpoint_with_valid_checksum_is_refused(own, bank, tmp_path, lie):
     kept = tmp_path / "sums.json"

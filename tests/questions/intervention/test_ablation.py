@@ -117,6 +117,7 @@ def test_importance_equals_finite_differences(model):
         assert expected > 1e-6
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("heads", ["L1H2", "L0H1, L1H2"])
 def test_ablation_equals_zeroed_output_projection_columns(model, heads):
     prepared, addresses = model.prepare(TEXT), [Head(each) for each in heads.split(", ")]
@@ -209,6 +210,7 @@ def test_mean_ablation_uses_the_mean_output(tmp_path):
     assert seen[Head(1, 1, "decoder")].value == pytest.approx(rise, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("model", ["own-causal", "gpt2"], indirect=True)
 def test_loss_of_repeated_tokens_counts_the_second_half(model):
     text = " the cat sat on the mat because it slept" * 2

@@ -63,6 +63,7 @@ def test_patched_part_equals_written_out_attention(shaped, what, noise, monkeypa
     heads_are(shaped, result, by_hand, here, there - here)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shaped", ["llama"], indirect=True)
 @pytest.mark.parametrize("what", WHAT)
 def test_patched_part_is_the_same_in_eager_and_sdpa(shaped, what):
@@ -203,6 +204,7 @@ def long(tmp_path_factory):
     return model, pair
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("asked", ASKED)
 def test_patch_of_n_heads_costs_about_n_passes(asked, long):
     """Layers that are run, in passes of all layers, of a model that was asked how it mixes tokens."""

@@ -96,6 +96,7 @@ def test_png_pixels_have_the_colours_of_the_weights(scale: str, least: float) ->
     np.testing.assert_allclose(found[drawn], colours[drawn], atol=2.5 / 255)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cmap", ["ember", "viridis", "gray"])
 def test_marked_cells_are_outlined_in_black_and_white(cmap: str) -> None:
     head, marks = random_head(5), ((1, 3), (3, 0))
@@ -182,6 +183,7 @@ def test_head_map_shows_its_values() -> None:
         assert labels_of(figure, None) == ["0.25", "0.50", "1.00"]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("form", FORMATS)
 def test_image_files_are_byte_identical_on_repeat(form: str, tmp_path) -> None:
     views = heatmap(random_head(5, causal=True), title="L0H1"), all_heads(30), distance_table(8), pair()

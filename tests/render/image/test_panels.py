@@ -121,6 +121,7 @@ def test_panel_svg_has_all_texts_and_images_and_unique_ids() -> None:
 SVG_PLACE = r'<text [^>]*?(?:translate\(| x=")([\d.]+)(?: |" y=")([\d.]+)'
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("form", ["svg", "pdf"])
 def test_panel_texts_move_with_their_part(form) -> None:
     def places(view) -> np.ndarray:

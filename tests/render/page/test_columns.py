@@ -53,6 +53,7 @@ def colours(page) -> np.ndarray:
     return np.array(page.run(f"Array.from({{ length: {COUNT} }}, (_, token) => {row})"))[..., :3]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("scale", ["auto", "fixed"])
 def test_hovered_token_is_shown_in_every_head_of_the_layer(opened, side, scale) -> None:
@@ -94,6 +95,7 @@ def test_column_shows_its_weight_and_opens_its_head(opened) -> None:
     opened.until("element('name').textContent === 'L0H3 · encoder'")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("between", ["AA", "AB", "BA", "BB"])
 def test_text_pair_shows_one_direction_alone(opened, between) -> None:
     parts = {"A": slice(0, SECOND), "B": slice(SECOND, COUNT)}

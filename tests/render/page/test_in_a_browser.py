@@ -216,6 +216,7 @@ def thumbnail(page, path, values, heads, open_=None) -> np.ndarray:
     return np.round(page.pixels()[top + 2 : bottom - 2, left + 2 : right - 2])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("heads", [2, 24])
 def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_path, heads):
     values = spread(causal=False)
@@ -232,6 +233,7 @@ def test_thumbnail_of_spread_weights_over_512_tokens_is_visible(chromium, tmp_pa
     assert chromium.text("shades") == f"Colour scale: 0 to {top:g}."
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_thumbnails_of_sharp_and_even_heads_end_where_those_of_views_do(chromium, tmp_path, causal):
     open_ = np.tril(np.ones((LONG, LONG), bool)) if causal else np.ones((LONG, LONG), bool)
@@ -300,6 +302,7 @@ def overview_colours(page, letters) -> np.ndarray:
     return np.array(spots)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dark", [False, True])
 def test_many_heads_have_the_colours_of_roles_and_open_by_a_click(chromium, many, dark) -> None:
     path, letters = many

@@ -133,6 +133,7 @@ def test_image_parts_are_reachable_by_keys_and_announced(opened):
     assert page.run("[state.token, state.side]") == [3, "key"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["alone", "sound"])
 def test_scene_page_fits_any_window_width(opened, name):
     for width in (400, 700, 1100, 1200, 1400):

@@ -51,6 +51,7 @@ def expected(row, column):
     return [(term.query, term.key, term.value, term.excess) for term in found.terms[:5]]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("cell", [(6, 2), (3, 3)])
 def test_clicked_cell_opens_its_strongest_terms(opened, cell) -> None:
     assert opened.text("name").startswith(OPEN)

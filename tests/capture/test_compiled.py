@@ -114,7 +114,7 @@ def outer():
     )
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep
 @pytest.mark.parametrize("watched", ["plain", "compiled"])
 @pytest.mark.parametrize("how", ["module", "method", "function", "own forward"])
 @pytest.mark.parametrize(

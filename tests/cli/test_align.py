@@ -75,6 +75,7 @@ def test_textgrid_covers_whole_sound_and_every_word(words, seconds, edges):
     assert f"size = {len(begins)}" in out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_long_sound_is_aligned_in_consecutive_windows(run, whisper, tmp_path):
     long = speech.sound(tmp_path / "long.wav", 7.0)

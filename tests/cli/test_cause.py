@@ -62,7 +62,6 @@ EFFECT = ["kind", "layer", "head", "effect", "score", "divergence"]
 STATE = ["kind", "layer", "position", "token", *EFFECT[3:]]
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("asked", "count", "columns", "words"),
     [

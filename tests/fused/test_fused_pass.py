@@ -113,7 +113,6 @@ SHAPES = [  # a mask, queries and keys, heads of keys, and cells of a map
 ]
 
 
-@pytest.mark.sweep(7)
 @pytest.mark.parametrize(("name", "queries", "keys", "key_heads", "cells"), SHAPES)
 def test_fused_output_and_statistics_equal_full_computation(name, queries, keys, key_heads, cells):
     call = call_of(name, queries, keys, key_heads)

@@ -28,7 +28,6 @@ def _logits(folder, what, prepared):
     return model(**prepared.inputs, output_attentions=True)
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("head", "target", "at", "chosen"),
     [

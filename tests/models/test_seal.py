@@ -55,7 +55,7 @@ BEHIND = [
 POOLED = {pool_by_a_sum, pool_by_an_einsum}
 
 
-@pytest.mark.sweep(19)  # one less than the places: every way, and every place
+@pytest.mark.sweep(19)  # odd, as there are eight places: each of them
 @pytest.mark.parametrize("place", BEHIND)
 @pytest.mark.parametrize("way", [way for way in MIXED if way not in POOLED])
 def test_mixer_without_weights_is_named_in_every_place(way, place):

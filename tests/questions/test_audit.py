@@ -273,7 +273,7 @@ MIXING = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("attending", "mixing"),
     [*((attending, "convolution") for attending in ATTENDING)]

@@ -82,7 +82,6 @@ def by_masks(module, ids, heads, limited=()):
     return float(F.cross_entropy(logits, ids[0, 1:-1])), missed  # [SEP] is not predicted
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "tokens", "attention"),
     [("gpt2", 48, "eager"), ("grouped", 48, "sdpa"), ("grouped", 48, "eager"), ("gpt2", 540, "sdpa")],

@@ -244,7 +244,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("change", "is_open", "key_heads"), CASES)
 def test_flex_rows_follow_score_modification_and_mask(change, is_open, key_heads):
     torch.manual_seed(0)

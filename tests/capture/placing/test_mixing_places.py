@@ -87,7 +87,6 @@ CELLS = [
 ]
 
 
-@pytest.mark.sweep(7)
 @pytest.mark.parametrize(
     ("way", "place"),
     [*((way, place) for way in SHOWN for place in PLACES), *((way, "in a sequence") for way in PLACED)],
@@ -100,7 +99,7 @@ def test_weights_are_exact_in_every_place(way, place):
     assert all(site.difference < 1e-6 for site in record.sites)
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("way", "reason", "place"), CELLS)
 def test_mixing_without_weights_is_named_in_every_place(way, reason, place):
     torch.manual_seed(0)

@@ -135,7 +135,7 @@ def test_traced_token_equals_exchanged_row(shaped, noise):
 PATHS = [(shape, None) for shape in SHAPES] + [("llama", "q"), *(("bert", part) for part in "qkv")]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("shaped", "part"), PATHS, indirect=["shaped"])
 def test_path_patching_holds_all_other_heads_fixed(shaped, part):
     last = len(shaped.stacks[-1]) - 1

@@ -74,7 +74,8 @@ def estimate_corpus_cost(source: ModelSource, corpus: Corpus) -> LookCost:
     """
     config = source.load_config()
     tokenizer = source.load_tokenizer(config)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or LARGEST_COUNT
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = positions or LARGEST_COUNT
     entries = list(islice(corpus.entries(), SAMPLED_TEXTS))
     texts = [entry.text for entry in entries if not entry.fault]
     if not texts:

@@ -164,7 +164,7 @@ class Mixers(Tracker):
         self.convolutions.clear()
 
     def finish(self) -> None:
-        """Note what each mixer is, as far as its rows were read. Raises ``SelectionError`` for a channel."""
+        """Note what each mixer is, as far as its rows were read. ``SelectionError``: no such channel."""
         if self.channel is not None and 0 < self.widest <= self.channel:
             raise SelectionError(
                 f"no channel {self.channel:,}: the layers have channels 0-{self.widest - 1:,}"
@@ -259,7 +259,8 @@ class Mixers(Tracker):
         for inner, mixer in ((inner, each) for inner, some in mixers.items() for each in some):
             one, title = MixingRows(mixer.of_values, mixer.values, mixer.output, mixer.heads), mixer.title
             if not mixer.heads:
-                count, self.widest = mixer.values.shape[-1], max(self.widest, mixer.values.shape[-1])
+                count = mixer.values.shape[-1]
+                self.widest = max(self.widest, count)
                 channel = self.channel if self.channel is not None and self.channel < count else None
                 one = replace(one, scans=mixer.scans, channel=channel)
                 mean, only = f", mean of {count:,} channels", f", channel {channel or 0:,} of {count:,}"
